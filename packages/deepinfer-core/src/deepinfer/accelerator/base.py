@@ -1,0 +1,90 @@
+"""What every accelerator offers beside its ops: memory, streams, graph capture and the layout of its cache.
+
+Finding one is `registry.py`'s; what ops compute is defined in `ops/`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deepinfer.accelerator.batch import BLOCK_TOKENS
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.parameters import Precision
+
+CONTRACT_VERSION = 1
+"""Raised when an `Ops` or `Accelerator` method changes meaning; a wheel for another version is refused by name."""
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Bytes of cache memory, by kind; the bytes themselves are opaque to everybody but the ops.
+
+    bytes_per_token         entries and index keys of all sources, averaged over a block (the released V4.1: 890)
+    block_bytes             one block of BLOCK_TOKENS tokens in the pool of entries and index keys
+    window_block_bytes      one block of BLOCK_TOKENS tokens of window KV of all layers and draft stages
+    state_bytes             per-sequence memory: the tails of all compressors
+    fingerprint             format, version and model: part of the root of every prefix hash and of every cache file
+    """
+
+    block_bytes: int
+    window_block_bytes: int
+    state_bytes: int
+    fingerprint: str
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.block_bytes / BLOCK_TOKENS
+
+
+class Event(Protocol):
+    """A point in a stream: results computed before it are valid once it is reached."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+
+class Accelerator(ABC):
+    """One device of this process. Kernel wheels subclass it; the CPU reference is `cpu.CpuAccelerator`.
+
+    `deterministic`: every op gives bitwise the same row whatever else is in the batch.
+    """
+
+    name: str
+    device: torch.device
+    deterministic: bool = False
+
+    @abstractmethod
+    def ops(self, precision: Precision) -> Ops:
+        """Return this device's ops for activations of `precision`."""
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes for weights and cache."""
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """Return a host copy of `tensor` that the device reads without a staging copy; here the tensor itself."""
+        return tensor
+
+    def host_table(self, tensor: Tensor) -> Tensor:
+        """Return a large table in host memory in the form that ops look rows up in; here the file mapping itself."""
+        return tensor
+
+    @abstractmethod
+    def stream(self) -> AbstractContextManager[None]:
+        """Return a context in which work goes to a side stream."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """Return a new event of the current stream."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+        """Record `run` as a graph and return its replay; None where the device has no graphs."""
+        return None
