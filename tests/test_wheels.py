@@ -1,4 +1,4 @@
-"""What the wheels promise one another: versions that fit, entry points that are found, the same files in each folder."""
+"""What the wheels promise one another: versions that fit, entry points that are found, the same papers in each."""
 
 import tomllib
 from importlib.metadata import entry_points

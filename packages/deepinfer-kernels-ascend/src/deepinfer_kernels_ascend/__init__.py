@@ -33,4 +33,6 @@ class AcceleratorEntry:
         return None
 
 
-entry = AcceleratorEntry(contract_version=1, priority=100, target="deepinfer_kernels_ascend.accelerator:AscendAccelerator")
+entry = AcceleratorEntry(
+    contract_version=1, priority=100, target="deepinfer_kernels_ascend.accelerator:AscendAccelerator"
+)

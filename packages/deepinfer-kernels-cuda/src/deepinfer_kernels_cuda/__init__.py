@@ -34,4 +34,6 @@ class AcceleratorEntry:
         return None if count.value else "no NVIDIA device is visible to this process"
 
 
-entry = AcceleratorEntry(contract_version=1, priority=100, target="deepinfer_kernels_cuda.accelerator:NvidiaAccelerator")
+entry = AcceleratorEntry(
+    contract_version=1, priority=100, target="deepinfer_kernels_cuda.accelerator:NvidiaAccelerator"
+)
