@@ -16,9 +16,6 @@ from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
 
-CONTRACT_VERSION = 1
-"""Raised when an `Ops` or `Accelerator` method changes meaning; a wheel for another version is refused by name."""
-
 
 @dataclass(frozen=True)
 class CacheLayout:
@@ -60,6 +57,10 @@ class Accelerator(ABC):
     name: str
     device: torch.device
     deterministic: bool = False
+
+    def description(self) -> str:
+        """Say in one line which device this is, with the versions of its driver and libraries."""
+        return self.name
 
     @abstractmethod
     def ops(self, precision: Precision) -> Ops:
