@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import distributions, entry_points
+from importlib.metadata import distribution, distributions, entry_points
 from pathlib import Path
 
 RECIPE_IMPORT_S = 0.15
@@ -19,6 +19,7 @@ def check_recipe() -> None:
     _expect_absent({"torch", "numpy", "deepspark"} | ENGINE_WHEELS)
     seconds = _import_seconds("deepseek_recipe")
     _expect(seconds < RECIPE_IMPORT_S, f"deepseek_recipe imports in {seconds:.3f} s, at most {RECIPE_IMPORT_S} s")
+    _expect_commands("deepseek-recipe")
 
 
 def check_deepspark() -> None:
@@ -35,6 +36,7 @@ def check_meta() -> None:
     _expect_entries("deepinfer.drafters", {"deepspark"})
     listed = _run("deepinfer", "accelerators")
     _expect("cpu" in listed, f"`deepinfer accelerators` lists cpu, got:\n{listed}")
+    _expect_commands("deepinfer-core")
 
 
 def check_nvidia() -> None:
@@ -53,13 +55,18 @@ def _expect(truth: bool, text: str) -> None:
 
 
 def _expect_absent(names: set[str]) -> None:
-    present = {distribution.metadata["Name"].lower().replace("_", "-") for distribution in distributions()}
+    present = {found.metadata["Name"].lower().replace("_", "-") for found in distributions()}
     _expect(not names & present, f"none of {', '.join(sorted(names))} installed, found {sorted(names & present)}")
 
 
 def _expect_entries(group: str, names: set[str]) -> None:
     found = sorted(point.name for point in entry_points(group=group))
     _expect(found == sorted(names), f"entry points of {group} are {sorted(names)}, found {found}")
+
+
+def _expect_commands(wheel: str) -> None:
+    for point in distribution(wheel).entry_points.select(group="console_scripts"):
+        _expect(bool(_run(point.name, "--help")), f"`{point.name} --help` answers")
 
 
 def _expect_light(module: str) -> None:
