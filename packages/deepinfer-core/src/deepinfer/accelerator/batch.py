@@ -110,7 +110,8 @@ class Batch:
 class RecordView:
     """One layer's records of one kind in cache memory; only ops read the bytes.
 
-    data    [slots, bytes] uint8 for a quantised format, [slots, width] of the format's dtype otherwise
+    data    [slots + 1, bytes] uint8 for a quantised format, [slots + 1, width] of the format's dtype otherwise;
+            the last record is a spare one, which slot -1 addresses
     format  how a record is stored
     width   channels of a record (head_dim or index_head_dim)
     rope    how many of the last channels carry RoPE
@@ -126,7 +127,8 @@ class RecordView:
 class TailView:
     """One compressor's memory of the tokens of its unfinished group (with overlap: of the last whole group too).
 
-    scores, values  float32 (float64 in float64 mode) [sequences, ring, C]; token i lies at ring position i % ring
+    scores, values  float32 (float64 in float64 mode) [states + 1, ring, C]; token i lies at ring position i % ring;
+                    the last state is a spare one for what nobody keeps
     """
 
     scores: Tensor
@@ -147,7 +149,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotation of the last `dim` channels, on adjacent pairs; frequencies float64 [dim / 2] in radians per position.
+    """Rotation of the last `dim` channels, on adjacent pairs; frequencies float32 [dim / 2] in radians per position.
 
     `name` tells the model's tables apart ("plain": window-only layers and draft stages, "compressed": the others).
     """

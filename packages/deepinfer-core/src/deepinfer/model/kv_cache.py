@@ -129,9 +129,7 @@ class KVCache:
                 cache = LayerCache(window)
             self._layers.append(cache)
         stages = config.draft.stages if config.draft else 0
-        self._stages = [
-            LayerCache(self._records(formats.window, window_slots, config.head_dim)) for _ in range(stages)
-        ]
+        self._stages = [LayerCache(self._records(formats.window, window_slots, config.head_dim)) for _ in range(stages)]
 
     def layer(self, index: int) -> LayerCache:
         """The views of layer `index`."""
@@ -147,7 +145,7 @@ class KVCache:
 
     def _tail(self, ratio: int, channels: int) -> TailView:
         def zeros() -> Tensor:
-            shape = (self.states, tail_tokens(ratio), channels)
+            shape = (self.states + 1, tail_tokens(ratio), channels)
             return torch.zeros(shape, dtype=self._precision.wide, device=self._ops.device)
 
         return TailView(zeros(), zeros())

@@ -1,0 +1,252 @@
+"""Cached records: how vectors become bytes in paged memory and come back, and how compressors pool tokens into entries.
+
+Owns record formats and per-step row tables; which rows attend to which entries is `sparse_attention`'s.
+A slot of -1 addresses the spare record at the end of each tensor: written by padding, never attended to.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, RecordFormat, RecordView, Rope, Selection, TailView
+from deepinfer.accelerator.ops.number_formats import (
+    fp4_dequantise,
+    fp4_quantise,
+    fp8_dequantise,
+    fp8_quantise,
+    hadamard,
+    pack_nibbles,
+    unpack_nibbles,
+)
+from deepinfer.accelerator.ops.projection import ProjectionOps
+
+PLAIN_FORMATS: dict[RecordFormat, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+ROPE_GROUP = 64
+"""V4's records keep the rotary channels in bfloat16 and the others as FP8 in groups of (at most) 64."""
+
+
+def record_bytes(format: RecordFormat, width: int, rope: int) -> int:
+    """Bytes of one cached vector of `width` channels (the released models: 528, 288, 68 and 584)."""
+    if format in PLAIN_FORMATS:
+        return width * PLAIN_FORMATS[format].itemsize
+    if format == "fp8_group32":
+        return width + -(-width // 32)
+    if format == "fp4_group16":
+        return width // 2 + width // 16
+    if format == "fp4_group32":
+        return width // 2 + -(-width // 32)
+    scales = -(-(width - rope) // ROPE_GROUP)
+    return (width - rope) + 2 * rope + -(-scales // 8) * 8
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """What the reference derives from a batch once a step, for all layers.
+
+    window_slots [T]        where each row's own window KV goes
+    window_reads [T, Wn]    window slots each row may attend to, oldest first; -1 = none
+    encoder_bias, decoder_bias [T, Wn]  0 where visible, -inf elsewhere (the decoder half sees no key before its start)
+    rotations               for each rope table, complex [T, dim / 2]
+    everything              for ratios at which nothing is left out, the selection of all visible entries
+    """
+
+    window_slots: Tensor
+    window_reads: Tensor
+    encoder_bias: Tensor
+    decoder_bias: Tensor
+    rotations: dict[str, Tensor]
+    everything: dict[int, Selection]
+
+
+def rotations(rope: Rope, positions: Tensor, wide: torch.dtype) -> Tensor:
+    """Complex unit numbers exp(i * position * frequency) [..., dim / 2]; angles are products in the wide dtype."""
+    angles = positions.to(wide).unsqueeze(-1) * rope.frequencies.to(wide)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate adjacent pairs of the last 2 * turns.shape[-1] channels of x [..., C] (wide dtype); returns a new tensor.
+
+    (a, b) -> (a cos - b sin, a sin + b cos); `turns` broadcasts against x's leading dimensions.
+    """
+    dim = 2 * turns.shape[-1]
+    tail = torch.view_as_complex(x[..., -dim:].unflatten(-1, (-1, 2)).contiguous())
+    turned = torch.view_as_real(tail * turns).flatten(-2)
+    return turned if dim == x.shape[-1] else torch.cat((x[..., :-dim], turned), -1)
+
+
+def encode_records(x: Tensor, view: RecordView) -> Tensor:
+    """Turn vectors [N, width] into rows of `view.data` (bytes of the view's format, or its plain dtype)."""
+    if view.format in PLAIN_FORMATS:
+        return x.to(PLAIN_FORMATS[view.format])
+    x = x.to(torch.float32)
+    if view.format == "fp8_group32":
+        codes, byte = fp8_quantise(x, 32)
+        return torch.cat((codes[..., : view.width].view(torch.uint8), byte.to(torch.uint8)), -1)
+    if view.format == "fp8_rope":
+        plain = view.width - view.rope
+        codes, byte = fp8_quantise(x[..., :plain], min(ROPE_GROUP, plain))
+        tail = x[..., plain:].to(torch.bfloat16).view(torch.uint8)
+        record = torch.cat((codes[..., :plain].view(torch.uint8), tail, byte.to(torch.uint8)), -1)
+        return torch.nn.functional.pad(record, (0, view.data.shape[-1] - record.shape[-1]))
+    codes4, byte4 = fp4_quantise(x, 16 if view.format == "fp4_group16" else 32)
+    return torch.cat((pack_nibbles(codes4[..., : view.width]), byte4), -1)
+
+
+def decode_records(data: Tensor, view: RecordView, wide: torch.dtype) -> Tensor:
+    """Vectors [..., width] in the wide dtype from rows of `view.data`."""
+    if view.format in PLAIN_FORMATS:
+        return data.to(wide)
+    width = view.width
+    if view.format == "fp8_group32":
+        codes, byte = data[..., :width], data[..., width:]
+        return _from_fp8(codes, byte, 32).to(wide)
+    if view.format == "fp8_rope":
+        plain = width - view.rope
+        group = min(ROPE_GROUP, plain)
+        scales = data[..., plain + 2 * view.rope :][..., : -(-plain // group)]
+        head = _from_fp8(data[..., :plain], scales, group)
+        tail = data[..., plain : plain + 2 * view.rope].contiguous().view(torch.bfloat16)
+        return torch.cat((head.to(wide), tail.to(wide)), -1)
+    codes, byte = data[..., : width // 2], data[..., width // 2 :]
+    group = 16 if view.format == "fp4_group16" else 32
+    return fp4_dequantise(unpack_nibbles(codes.contiguous()), byte.contiguous(), group)[..., :width].to(wide)
+
+
+def _from_fp8(codes: Tensor, byte: Tensor, group: int) -> Tensor:
+    """Float32 values of FP8 bytes whose last group may be short."""
+    width = codes.shape[-1]
+    codes = torch.nn.functional.pad(codes, (0, -width % group)).contiguous().view(torch.float8_e4m3fn)
+    # A spare record that was never written has scale byte 0: 2^-127 is not a normal float32, so it is clamped.
+    return fp8_dequantise(codes, byte.to(torch.int32).clamp_min(1), group)[..., :width]
+
+
+class PagedCacheOps(ProjectionOps):
+    """Reference reads and writes of paged memory."""
+
+    def new_records(self, format: RecordFormat, slots: int, width: int, rope: int) -> Tensor:
+        """Zeroed memory for `slots` records and the spare one."""
+        if format in PLAIN_FORMATS:
+            return torch.zeros((slots + 1, width), dtype=PLAIN_FORMATS[format], device=self.device)
+        return torch.zeros((slots + 1, record_bytes(format, width, rope)), dtype=torch.uint8, device=self.device)
+
+    def read_records(self, view: RecordView, slots: Tensor) -> Tensor:
+        """Vectors [*slots.shape, width] in the wide dtype; slot -1 reads the spare record (finite, meaningless)."""
+        rows = view.data.index_select(0, slots.flatten() % view.data.shape[0])
+        return decode_records(rows, view, self.precision.wide).unflatten(0, slots.shape)
+
+    def prepare(self, batch: Batch, window: int, ropes: tuple[Rope, ...], dense: tuple[int, ...]) -> Batch:
+        """Return the batch with everything that its layers share derived once.
+
+        window: the model's window size.  dense: the ratios at which every visible entry is attended to in this step.
+        """
+        steps = torch.arange(1 - window, 1, device=batch.positions.device)
+        keys = batch.positions.unsqueeze(1) + steps
+        starts = batch.decoder_starts.index_select(0, batch.sequences).unsqueeze(1)
+        local = keys.clamp_min(0) // BLOCK_TOKENS - batch.window_bases.index_select(0, batch.sequences).unsqueeze(1)
+        tables = batch.window_tables.index_select(0, batch.sequences)
+        inside = (keys >= 0) & (local >= 0) & (local < tables.shape[1])
+        blocks = tables.gather(1, local.clamp(0, tables.shape[1] - 1))
+        slots = torch.where(inside & (blocks >= 0), blocks * BLOCK_TOKENS + keys.clamp_min(0) % BLOCK_TOKENS, -1)
+        nothing = torch.zeros((), dtype=self.precision.wide, device=slots.device)
+        prepared = PreparedBatch(
+            window_slots=slots[:, -1],
+            window_reads=slots,
+            encoder_bias=torch.where(slots >= 0, nothing, -torch.inf),
+            decoder_bias=torch.where((slots >= 0) & (keys >= starts), nothing, -torch.inf),
+            rotations={rope.name: rotations(rope, batch.positions, self.precision.wide) for rope in ropes},
+            everything={ratio: self._everything(batch, ratio) for ratio in dense},
+        )
+        return replace(batch, prepared=prepared)
+
+    def _everything(self, batch: Batch, ratio: int) -> Selection:
+        """Select all visible entries of each row; entry e is visible to row i iff e < (i + 1) // ratio."""
+        entries = torch.arange(batch.max_context // ratio, device=batch.positions.device)
+        visible = entries < ((batch.positions + 1) // ratio).unsqueeze(1)
+        return self.selection(batch, torch.where(visible, entries, -1), ratio)
+
+    def selection(self, batch: Batch, entries: Tensor, ratio: int) -> Selection:
+        """Find the slots of entry numbers [T, K] (-1 = none) through the block tables."""
+        per_block = BLOCK_TOKENS // ratio
+        known = entries.clamp_min(0)
+        table = batch.block_tables.index_select(0, batch.sequences)
+        blocks = table.gather(1, (known // per_block).clamp_max(table.shape[1] - 1))
+        return Selection(entries, torch.where(entries >= 0, blocks * per_block + known % per_block, -1))
+
+    def write_window(self, kv: Tensor, norm: Tensor, eps: float, batch: Batch, rope: Rope, view: RecordView) -> None:
+        """Normalise, rotate, quantise and store each row's window KV: kv [T, D] is the bare projection."""
+        prepared = prepared_of(batch)
+        wide = self.rms_norm(kv, norm, eps).to(self.precision.wide)
+        rotated = rotate(wide, prepared.rotations[rope.name])
+        view.data[prepared.window_slots] = encode_records(rotated, view)
+
+    def write_entries(
+        self, latents: Tensor, batch: Batch, ratio: int, rope: Rope, view: RecordView, *, transform: bool = False
+    ) -> None:
+        """Rotate, quantise and store new entries (or index keys): latents [N, C] belong to `batch.groups[ratio]`.
+
+        An entry's RoPE position is that of its first token.  `transform` applies V4's Hadamard before quantising
+        (an orthonormal map of both sides of the index product, so it is left out where nothing is quantised).
+        """
+        groups = batch.groups[ratio]
+        first = batch.positions.index_select(0, groups.rows) - (ratio - 1)
+        rotated = rotate(latents.to(self.precision.wide), rotations(rope, first, self.precision.wide))
+        if transform and view.format not in PLAIN_FORMATS:
+            rotated = hadamard(rotated)
+        view.data[groups.slots] = encode_records(rotated, view)
+
+    def compress(
+        self, values: Tensor, scores: Tensor | None, batch: Batch, ratio: int, tail: TailView | None
+    ) -> Tensor:
+        """Pool each completed group of tokens into one latent [N, C], rounded once to the activation dtype.
+
+        values, scores [T, C] wide (ratio 4: [T, 2 C], halves for the previous and the current group; then an entry
+        pools 2 * ratio tokens, and the group before the first has weight 0).  Per channel: softmax of the scores over
+        the tokens of the group, times the values.  Ratio 1 has neither scores nor tail: every row is its own group.
+        Tokens of earlier steps come from `tail`, which then takes in this step's last tokens.
+        """
+        groups = batch.groups[ratio]
+        if ratio == 1:
+            return values.index_select(0, groups.rows).to(self.precision.dtype)
+        assert scores is not None
+        assert tail is not None
+        span = ring = tail.values.shape[1]
+        all_values = torch.cat((values, tail.values.flatten(0, 1)))
+        all_scores = torch.cat((scores, tail.scores.flatten(0, 1)))
+        back = torch.arange(span - 1, -1, -1, device=values.device)
+        sequence = batch.sequences.index_select(0, groups.rows)
+        positions = batch.positions.index_select(0, groups.rows).unsqueeze(1) - back
+        rows = groups.rows.unsqueeze(1) - back
+        stored = batch.states.index_select(0, sequence).unsqueeze(1) * ring + positions % ring
+        in_step = rows >= batch.query_starts.index_select(0, sequence).unsqueeze(1)
+        source = torch.where(in_step, rows, values.shape[0] + stored)
+        value, score = all_values[source], all_scores[source]
+        score = score.masked_fill((positions < 0).unsqueeze(-1), -torch.inf)
+        if span == 2 * ratio:
+            half = value.shape[-1] // 2
+            value = torch.cat((value[:, :ratio, :half], value[:, ratio:, half:]), 1)
+            score = torch.cat((score[:, :ratio, :half], score[:, ratio:, half:]), 1)
+        pooled = (torch.softmax(score, 1) * value).sum(1)
+        self._remember(values, scores, batch, tail)
+        return pooled.to(self.precision.dtype)
+
+    def _remember(self, values: Tensor, scores: Tensor, batch: Batch, tail: TailView) -> None:
+        """Store the step's last tokens in the ring; earlier rows of a long chunk go to the spare row."""
+        states, ring = tail.values.shape[:2]
+        state = batch.states.index_select(0, batch.sequences)
+        last = batch.positions >= batch.context_lens.index_select(0, batch.sequences) - ring
+        row = torch.where(last, state, states - 1)
+        place = batch.positions % ring
+        tail.values[row, place] = values
+        tail.scores[row, place] = scores
+
+
+def prepared_of(batch: Batch) -> PreparedBatch:
+    """The reference's tables of a prepared batch."""
+    assert isinstance(batch.prepared, PreparedBatch), "Ops.prepare has not run on this batch"
+    return batch.prepared

@@ -1,0 +1,115 @@
+"""How logits become tokens: filters, counter-based noise, log-probabilities.
+
+Noise is an integer hash of (request seed, purpose, position, vocabulary index): no state, the same numbers on every
+device and in every batch.  Which rows are sampled with which parameters is the engine's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.accelerator.ops.settings import OpsSettings
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below this a row takes its best token, the lowest index among equals, and its filters are ignored."""
+
+PURPOSE_SAMPLE = 0
+"""Noise for the token at a position; other uses of randomness have other purposes, so that none meets another's."""
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_NOISE_BITS = 52  # as many as leave room for the half that keeps a uniform number off 0 and 1 in float64
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """How each row of logits is sampled, on the device; `filtered` says whether any row uses top_k, top_p or min_p.
+
+    temperature, top_p, min_p [L]  float64
+    top_k [L]                      int64, 0 = all
+    seeds, positions [L]           int64: the request's seed and the absolute position of the token that is drawn
+    """
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+    filtered: bool
+
+
+class SamplingOps(OpsSettings):
+    """Sampling and log-probabilities."""
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        """Return the best token of each row of logits [L, V], the lowest index among equals: int64 [L]."""
+        return logits.argmax(-1)
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """Draw one token from each row of logits [L, V]: int64 [L].
+
+        The order is temperature, top_k, top_p, min_p; each filter works on what the one before left, renormalised.
+        The draw is the largest of (scaled logit + Gumbel noise), which samples the filtered distribution exactly, so
+        a token depends on its row, its request's seed and its position alone.
+        """
+        is_greedy = rows.temperature < GREEDY_TEMPERATURE
+        scale = torch.where(is_greedy, 1.0, rows.temperature).to(logits.dtype)
+        scaled = logits / scale.unsqueeze(1)
+        if rows.filtered:
+            scaled = filter_logits(scaled, rows)
+        noise = gumbel_noise(rows.seeds, PURPOSE_SAMPLE, rows.positions, logits.shape[1])
+        return torch.where(is_greedy, self.greedy(logits), (scaled + noise).argmax(-1))
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Return the log-softmax of each row of logits [L, V], float32."""
+        return torch.log_softmax(logits, -1).to(torch.float32)
+
+    def best(self, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return (values, ids) [L, count] of each row's best tokens, best first."""
+        return torch.topk(log_probs, count, -1)
+
+
+def filter_logits(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """Set what top_k, top_p and min_p leave out to -inf; equal logits count in the order of their index.
+
+    top_p keeps the tokens before which less than top_p of the mass lies, so the best one always stays.
+    """
+    ordered, order = scaled.sort(-1, descending=True, stable=True)
+    ranks = torch.arange(scaled.shape[1], device=scaled.device)
+    top_k = rows.top_k.unsqueeze(1)
+    keep = (ranks < top_k) | (top_k == 0)
+    mass = torch.softmax(torch.where(keep, ordered, -torch.inf).to(torch.float64), -1)
+    before = mass.cumsum(-1) - mass
+    top_p = rows.top_p.unsqueeze(1)
+    keep &= (before < top_p) | (top_p >= 1) | (ranks == 0)
+    keep &= mass >= rows.min_p.unsqueeze(1) * mass[:, :1]
+    return torch.full_like(scaled, -torch.inf).scatter(1, order, torch.where(keep, ordered, -torch.inf))
+
+
+def gumbel_noise(seeds: Tensor, purpose: int, positions: Tensor, size: int) -> Tensor:
+    """Return standard Gumbel noise float64 [L, size], a function of (seed, purpose, position, index) alone."""
+    keys = _mix(_mix(_mix(seeds + _GOLDEN) + purpose) + positions)
+    index = torch.arange(1, size + 1, device=seeds.device)
+    bits = _shift(_mix(keys.unsqueeze(1) + index * _GOLDEN), 64 - _NOISE_BITS)
+    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-_NOISE_BITS
+    return -torch.log(-torch.log(uniform))
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Return the seed 0 .. 2^63 - 1 of request `index` of a call to an engine of `seed`."""
+    mixed = _mix(_mix(torch.tensor([seed]) + _GOLDEN) + index)
+    return int(mixed.item()) & (2**63 - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64, which wraps as unsigned arithmetic does."""
+    x = (x ^ _shift(x, 30)) * _FACTORS[0]
+    x = (x ^ _shift(x, 27)) * _FACTORS[1]
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Shift right as unsigned: int64's own shift would copy the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

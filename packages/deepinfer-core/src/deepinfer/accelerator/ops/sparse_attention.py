@@ -1,0 +1,172 @@
+"""Attention over window KV and selected compressed entries, and the index that selects them.
+
+Owns scores, top-k and candidate blocks; what lies in memory is `paged_cache`'s.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from deepinfer.accelerator.batch import Batch, RecordView, Rope, Selection
+from deepinfer.accelerator.ops.number_formats import fp4_round, hadamard
+from deepinfer.accelerator.ops.paged_cache import PLAIN_FORMATS, PagedCacheOps, prepared_of, rotate
+
+ROW_BUDGET = 1 << 24
+"""Elements of gathered keys that the reference holds at once: rows are taken in pieces of at most this size."""
+
+
+@dataclass(frozen=True)
+class IndexRequest:
+    """What an index source asks: the best `top_k` visible entries of each row.
+
+    query [T, Hi, Di]   bare projection (not rotated, not rounded)
+    weights [T, Hi]     wide, with the constant factor
+    candidates          blocks [T, Kb] outside which nothing is scored, -1 = none; None = no restriction
+    keep_blocks         how many candidate blocks to return; 0 = none are asked for
+    transform           V4's Hadamard on the queries
+    """
+
+    query: Tensor
+    weights: Tensor
+    keys: RecordView
+    rope: Rope
+    ratio: int
+    top_k: int
+    block_size: int
+    candidates: Tensor | None = None
+    keep_blocks: int = 0
+    transform: bool = False
+
+
+class SparseAttentionOps(PagedCacheOps):
+    """Reference attention: gathers every key of every row and multiplies."""
+
+    def rotate_queries(self, q: Tensor, batch: Batch, rope: Rope, norm_eps: float | None) -> Tensor:
+        """Rotate queries [T, H, D] at their positions; first RMS-normalise each head when `norm_eps` is given (V4)."""
+        if norm_eps is not None:
+            q = self.rms_norm(q, None, norm_eps)
+        turns = prepared_of(batch).rotations[rope.name].unsqueeze(1)
+        return rotate(q.to(self.precision.wide), turns).to(self.precision.dtype)
+
+    def attention(
+        self,
+        q: Tensor,
+        window: RecordView,
+        entries: tuple[RecordView, Selection] | None,
+        sink: Tensor,
+        batch: Batch,
+        rope: Rope,
+        *,
+        decoder: bool,
+    ) -> Tensor:
+        """Attend from q [T, H, D] (rotated) to window keys and selected entries; K and V are the stored vector.
+
+        o = sum_n e^(q k_n / sqrt(D)) k_n / (sum_n e^(q k_n / sqrt(D)) + e^sink), its rotary tail then rotated by minus
+        the row's position.  `decoder` restricts window keys to positions from the sequence's decoder start.
+        Returns [T, H, D] in the activation dtype.
+        """
+        prepared = prepared_of(batch)
+        slots, bias = prepared.window_reads, prepared.decoder_bias if decoder else prepared.encoder_bias
+        width = slots.shape[1] + (entries[1].slots.shape[1] if entries else 0)
+        piece = max(1, ROW_BUDGET // (width * q.shape[2]))
+        outputs = []
+        for start in range(0, q.shape[0], piece):
+            rows = slice(start, start + piece)
+            keys = [self.read_records(window, slots[rows])]
+            visible = [bias[rows]]
+            if entries is not None:
+                chosen = entries[1].slots[rows]
+                keys.append(self.read_records(entries[0], chosen))
+                visible.append(torch.zeros_like(chosen, dtype=bias.dtype).masked_fill_(chosen < 0, -torch.inf))
+            outputs.append(self._attend(q[rows], torch.cat(keys, 1), torch.cat(visible, 1), sink))
+        wide = torch.cat(outputs) if outputs else q.to(self.precision.wide)
+        turns = prepared.rotations[rope.name].conj().unsqueeze(1)
+        return rotate(wide, turns).to(self.precision.dtype)
+
+    def _attend(self, q: Tensor, keys: Tensor, bias: Tensor, sink: Tensor) -> Tensor:
+        """q [t, H, D], keys [t, N, D] wide, bias [t, N] -> [t, H, D] wide."""
+        scores = torch.bmm(q.to(self.precision.wide), keys.transpose(1, 2)) * q.shape[2] ** -0.5
+        scores = torch.cat((scores + bias.unsqueeze(1), sink.view(1, -1, 1).expand(q.shape[0], -1, 1)), 2)
+        return torch.bmm(torch.softmax(scores, 2)[..., :-1], keys)
+
+    def everything(self, batch: Batch, ratio: int) -> Selection:
+        """The selection of all visible entries, for ratios that were `dense` in `prepare`."""
+        return prepared_of(batch).everything[ratio]
+
+    def select_entries(self, request: IndexRequest, batch: Batch) -> tuple[Selection, Tensor | None]:
+        """Choose the `top_k` best visible entries of each row; also its best candidate blocks when they are asked for.
+
+        score(i, e) = sum_h w_ih relu(q_ih k_e), queries rotated and rounded as keys are stored.  Ties go to the
+        smaller entry.  Returns the selection (K = min(top_k, max_context // ratio)) and blocks [T, Kb] or None.
+        """
+        count = batch.max_context // request.ratio
+        query = self._index_queries(request, batch)
+        piece = max(1, ROW_BUDGET // max(1, count * request.keys.width))
+        chosen, blocks = [], []
+        for start in range(0, query.shape[0], piece):
+            rows = slice(start, start + piece)
+            scores = self._index_scores(request, query, batch, rows, count)
+            if request.keep_blocks:
+                blocks.append(self._candidate_blocks(request, scores, batch, rows))
+            chosen.append(_best(scores, request.top_k))
+        shape = (0, min(request.top_k, count))
+        entries = torch.cat(chosen) if chosen else batch.positions.new_zeros(shape)
+        kept = torch.cat(blocks) if blocks else None
+        return self.selection(batch, entries, request.ratio), kept
+
+    def _index_queries(self, request: IndexRequest, batch: Batch) -> Tensor:
+        turns = prepared_of(batch).rotations[request.rope.name].unsqueeze(1)
+        query = rotate(request.query.to(self.precision.wide), turns)
+        if request.keys.format in PLAIN_FORMATS:
+            return query
+        return fp4_round(hadamard(query) if request.transform else query, 32)
+
+    def _index_scores(self, request: IndexRequest, query: Tensor, batch: Batch, rows: slice, count: int) -> Tensor:
+        """Scores [t, count] of a piece of rows; -inf for entries that are not visible or outside the candidates."""
+        sequences = batch.sequences[rows]
+        numbers = torch.arange(count, device=query.device).expand(sequences.shape[0], -1)
+        piece = self.selection(_rows_of(batch, rows), numbers, request.ratio)
+        keys = self.read_records(request.keys, piece.slots)
+        return self._score(request, query[rows], keys, batch.positions[rows], rows)
+
+    def _score(self, request: IndexRequest, query: Tensor, keys: Tensor, positions: Tensor, rows: slice) -> Tensor:
+        """Weighted sum over heads: query [t, Hi, Di], keys [t, N, Di] or, of one sequence, [N, Di] -> [t, N]."""
+        count = keys.shape[-2]
+        products = torch.relu_(query @ keys.transpose(-1, -2))
+        weights = request.weights[rows].to(products.dtype)
+        scores = torch.bmm(weights.unsqueeze(1), products).squeeze(1)
+        numbers = torch.arange(count, device=query.device)
+        hidden = numbers >= ((positions + 1) // request.ratio).unsqueeze(1)
+        if request.candidates is not None:
+            hidden |= ~_inside(request.candidates[rows], count, request.block_size)
+        return scores.masked_fill_(hidden, -torch.inf)
+
+    def _candidate_blocks(self, request: IndexRequest, scores: Tensor, batch: Batch, rows: slice) -> Tensor:
+        """The best blocks of entries by their largest score; the block of the newest visible entry always counts."""
+        size = request.block_size
+        padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % size), value=-torch.inf)
+        best = padded.unflatten(1, (-1, size)).amax(2)
+        newest = (batch.positions[rows] + 1) // request.ratio - 1
+        current = torch.arange(best.shape[1], device=scores.device) == (newest // size).unsqueeze(1)
+        best = best.masked_fill(current & (newest >= 0).unsqueeze(1), torch.inf)
+        return _best(best, request.keep_blocks)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Indices [t, min(count, N)] of the largest scores, smaller index first on ties; -1 where the score is -inf."""
+    ordered = torch.sort(scores, dim=1, descending=True, stable=True)
+    return torch.where(ordered.values[:, :count] > -torch.inf, ordered.indices[:, :count], -1)
+
+
+def _inside(blocks: Tensor, count: int, size: int) -> Tensor:
+    """Bool [t, count]: whether an entry lies in one of its row's blocks [t, Kb] (-1 = none)."""
+    total = -(-count // size)
+    kept = torch.zeros((blocks.shape[0], total + 1), dtype=torch.bool, device=blocks.device)
+    kept.scatter_(1, torch.where(blocks >= 0, blocks, total), True)
+    return kept[:, :total].repeat_interleave(size, 1)[:, :count]
+
+
+def _rows_of(batch: Batch, rows: slice) -> Batch:
+    """The part of a batch that `selection` reads, for a piece of its rows."""
+    return replace(batch, sequences=batch.sequences[rows])
