@@ -1,22 +1,25 @@
-"""The entry that the engine finds: light to load, complete, and honest about a machine without the device."""
+"""The entry that the engine finds: light to load, complete, and listed with its reason."""
 
 import subprocess
 import sys
 from importlib.metadata import entry_points
 
+from deepinfer.accelerator.registry import CONTRACT_VERSION, list_accelerators
+from deepinfer_kernels_ascend import entry
+from deepinfer_kernels_ascend.installation import probe
 
-def test_entry_point_names_an_accelerator() -> None:
+
+def test_the_entry_point_fits_the_contract() -> None:
     (point,) = entry_points(group="deepinfer.accelerators", name="ascend")
-    entry = point.load()
-    assert entry.contract_version >= 1
-    module, _, name = entry.target.partition(":")
-    assert module.startswith("deepinfer_kernels_ascend.")
-    assert name.isidentifier()
+    assert point.load() is entry
+    assert entry.contract_version == CONTRACT_VERSION
+    (candidate,) = [found for found in list_accelerators() if found.name == "ascend"]
+    assert not candidate.broken
+    assert candidate.wheel.startswith("deepinfer-kernels-ascend ")
+    assert candidate.reason == probe()
 
 
-def test_probe_answers_in_one_line_without_torch() -> None:
-    code = "import sys; from deepinfer_kernels_ascend import entry; print(entry.probe()); print('torch' in sys.modules)"
+def test_loading_and_probing_loads_no_torch() -> None:
+    code = "import sys; from deepinfer_kernels_ascend import entry; entry.probe(); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    reason, torch_loaded = result.stdout.splitlines()
-    assert reason
-    assert torch_loaded == "False"
+    assert result.stdout.strip() == "False"

@@ -1,0 +1,78 @@
+"""One NVIDIA device: its memory, streams and graphs, through torch.
+
+What it computes is `ops.py`'s; whether there is a device at all is answered by `driver.py`, without torch.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import override
+
+import torch
+from torch import Tensor
+
+from deepinfer.accelerator.base import Accelerator, Event
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.parameters import Precision
+from deepinfer.errors import AcceleratorError
+from deepinfer_kernels_cuda.ops import NvidiaOps
+
+
+class NvidiaAccelerator(Accelerator):
+    """The first visible device; CUDA_VISIBLE_DEVICES decides which one that is."""
+
+    name = "nvidia"
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise AcceleratorError(
+                f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) finds no usable NVIDIA device: "
+                "compare with nvidia-smi, and install torch from the public index if it is built without CUDA"
+            )
+        self.device = torch.device("cuda", 0)
+        self._side = torch.cuda.Stream(self.device)
+        self._graphs = torch.cuda.graph_pool_handle()
+
+    @override
+    def description(self) -> str:
+        facts = torch.cuda.get_device_properties(self.device)
+        return (
+            f"{facts.name}, compute capability {facts.major}.{facts.minor}, "
+            f"torch {torch.__version__} for CUDA {torch.version.cuda}"
+        )
+
+    @override
+    def ops(self, precision: Precision) -> Ops:
+        return NvidiaOps(self.device, precision)
+
+    @override
+    def memory(self) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(self.device)
+
+    @override
+    def pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory()
+
+    @override
+    def host_table(self, tensor: Tensor) -> Tensor:
+        """Return a pinned copy in host memory: the device reads rows of it without a staging copy."""
+        return tensor.pin_memory()
+
+    @override
+    def stream(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._side)
+
+    @override
+    def event(self) -> Event:
+        return torch.cuda.Event()
+
+    @override
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Call `run` once, so that libraries make their workspaces, then record it; graphs share one memory pool."""
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            run()
+        torch.cuda.current_stream(self.device).wait_stream(self._side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graphs):
+            run()
+        return graph.replay
