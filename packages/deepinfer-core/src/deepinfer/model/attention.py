@@ -28,7 +28,7 @@ class Attention:
         self.kv = weights.linear(f"{prefix}.wkv")
         self.kv_norm = weights.vector(f"{prefix}.kv_norm.weight", wide)
         self.sink = weights.vector(f"{prefix}.attn_sink", wide)
-        self.out_down = weights.grouped(f"{prefix}.wo_a")
+        self.out_down = weights.grouped(f"{prefix}.wo_a", config.o_groups)
         self.out_up = weights.linear(f"{prefix}.wo_b")
         own = layer.owns_kv
         self.compressor = Compressor(config, weights, ops, f"{prefix}.compressor", layer.ratio) if own else None

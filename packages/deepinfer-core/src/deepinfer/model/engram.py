@@ -31,7 +31,7 @@ class Engram:
 
     def __init__(self, config: ModelConfig, engram: EngramConfig, weights: Weights, ops: Ops, prefix: str) -> None:
         wide = ops.precision.wide
-        ids = torch.from_numpy(weights.compressed_ids())
+        ids = weights.compressed_ids()
         self.ops = ops
         self.eps = config.eps
         self.hash = make_hash(config, engram.order, ids, ops.device)

@@ -47,7 +47,7 @@ class ProjectionOps(OpsSettings):
         return tensor.to(self.device, dtype or self.precision.dtype)
 
     def pack_linear(self, weight: StoredWeight, *, round_inputs: bool = True) -> PackedLinear:
-        """Make a weight ready for `linear`; `round_inputs=False` never rounds its inputs (V4.1's wo_a)."""
+        """Make a weight ready for `linear`; `round_inputs=False` never rounds its inputs."""
         rounds = round_inputs and self.precision.round_inputs and weight.scale is not None
         group = weight.block if rounds else 0
         elements = weight.data.numel() * (2 if weight.is_fp4 else 1)
@@ -56,6 +56,11 @@ class ProjectionOps(OpsSettings):
         assert weight.scale is not None
         stored = StoredWeight(weight.data.to(self.device), weight.scale.to(self.device), weight.block)
         return PackedLinear(None, stored, group)
+
+    def pack_grouped(self, weight: StoredWeight, groups: int) -> PackedLinear:
+        """Make a block-diagonal weight of `groups` blocks ready for `grouped_linear`; its inputs are never rounded."""
+        assert weight.data.shape[0] % groups == 0
+        return self.pack_linear(weight, round_inputs=False)
 
     def linear(self, x: Tensor, weight: PackedLinear, *, wide: bool = False) -> Tensor:
         """x [..., in] times weight^T -> [..., out] in the activation dtype, or unrounded with `wide`.
