@@ -3,7 +3,7 @@
 Presence, shapes and dtypes were checked by `checkpoint.py`; here data is read, and scales are checked for NaN.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -36,7 +36,7 @@ class Progress(Protocol):
 
 
 class Weights:
-    """Strict, lazy reader over one checkpoint: it reads a tensor when it is asked for, and knows what was not asked for.
+    """Strict, lazy reader over one checkpoint: reads a tensor when it is asked for, and knows what was not asked for.
 
     Every tensor may be asked for once.  Data is memory-mapped; what stays in memory is what the ops pack.
     """
@@ -144,5 +144,5 @@ class Weights:
         if low < 0 or high >= self.config.experts:
             raise CheckpointError(
                 f"{self._checkpoint.where(name)}: names experts {int(low)} to {int(high)}; expected 0 to "
-                f"{self.config.experts - 1}: the file is damaged or config.json is of another model, download both again"
+                f"{self.config.experts - 1}; the file is damaged, or config.json is of another model: download both"
             )

@@ -1,0 +1,193 @@
+"""One model on disk: its configuration, its tensors (checked against the configuration, memory-mapped), its tokenizer.
+
+Headers are `headers.py`'s, downloading is `download.py`'s, turning tensors into packed weights is `weights.py`'s.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from deepinfer.errors import CheckpointError
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.download import Hub, fetch
+from deepinfer.model.engram_hash import compress_token_ids
+from deepinfer.model.headers import StoredTensor, read_headers
+from deepinfer.model.inventory import TensorSpec, inventory
+from deepinfer.model.read_config import read_config
+from deepinfer.model.tiny import write_tiny
+
+TINY = "tiny"
+"""Model name of the embedded tiny model."""
+
+UNKNOWN_DRAFT = "mtp."
+"""V4's releases have drafters of different shapes; what is not known there is neither checked nor loaded."""
+
+
+class Checkpoint:
+    """A checkpoint with checked headers: every tensor is present, of the right shape and dtype, and none is left over.
+
+    Opening reads headers only.  `read` gives memory-mapped tensors: bytes come from the file when they are used.
+
+    folder    where the files lie
+    config    what config.json says
+    tensors   every tensor of the files by name, without the prefix `model.`
+    specs     what each tensor had to be
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open `folder`; raises CheckpointError for anything missing, damaged, contradictory or left over."""
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder; expected a checkpoint folder with config.json")
+        self.folder = folder
+        self.config: ModelConfig = read_config(folder)
+        self.specs: Mapping[str, TensorSpec] = inventory(self.config)
+        self.tensors: Mapping[str, StoredTensor] = read_headers(folder)
+        check_tensors(self.tensors, self.specs, self.config)
+        self._files: dict[Path, safe_open] = {}
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @classmethod
+    def tiny(cls) -> "Checkpoint":
+        """Make the embedded tiny model in a temporary folder, which is removed with the returned object."""
+        temporary = tempfile.TemporaryDirectory(prefix="deepinfer-tiny-")
+        folder = Path(temporary.name) / TINY
+        write_tiny(folder)
+        checkpoint = cls(folder)
+        checkpoint._temporary = temporary
+        return checkpoint
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the CPU as a view of the mapped file, in its stored dtype and shape."""
+        stored = self.tensors[name]
+        try:
+            if stored.file not in self._files:
+                self._files[stored.file] = safe_open(stored.file, framework="pt", device="cpu")
+            tensor: Tensor = self._files[stored.file].get_tensor(stored.key)  # type: ignore[no-untyped-call]
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{stored.file}: tensor {stored.key}: cannot be read ({error}); download the file again"
+            ) from None
+        return tensor
+
+    def where(self, name: str) -> str:
+        """Return the file and tensor name for an error message."""
+        stored = self.tensors[name]
+        return f"{stored.file}: tensor {stored.key}"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the folder; None when there is no tokenizer.json.
+
+        Raises CheckpointError for a file that is no tokenizer, or that has ids beyond the embedding.
+        """
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for every fault of the file
+            raise CheckpointError(f"{path}: is no tokenizer ({error}); download the file again") from None
+        last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if last >= self.config.vocab_size:
+            raise CheckpointError(
+                f"{path}: has token id {last}, but config.json has vocab_size {self.config.vocab_size}; the tokenizer "
+                "is of another model: download it again"
+            )
+        return tokenizer
+
+    @cached_property
+    def compressed_ids(self) -> Tensor | None:
+        """The compressed id of every token: int64 [vocab_size] on the CPU; None for a model without Engram.
+
+        Raises CheckpointError when the tokenizer is missing, or is not the one the Engram tables were made with.
+        """
+        engram = self.config.engram
+        if engram is None:
+            return None
+        path = self.folder / "tokenizer.json"
+        if self.tokenizer is None:
+            raise CheckpointError(
+                f"{path}: missing; expected the model's tokenizer, from which Engram layers "
+                f"{list(engram.layer_ids)} take their rows: download it"
+            )
+        ids = torch.from_numpy(compress_token_ids(self.tokenizer, self.config.vocab_size))
+        count = int(ids.max()) + 1
+        if count != engram.compressed_vocab_size:
+            raise CheckpointError(
+                f"{path}: its tokens make {count} compressed ids, but config.json has engram_compressed_vocab_size "
+                f"{engram.compressed_vocab_size}; the tokenizer is of another model or was changed: download it again"
+            )
+        return ids
+
+
+def open_checkpoint(model: str | Path, *, hub: Hub | None = None) -> Checkpoint:
+    """Open "tiny" (made on the spot), a checkpoint folder, or a model of the Hugging Face Hub, downloaded if need be.
+
+    Raises CheckpointError as `Checkpoint` and `fetch` do.
+    """
+    if model == TINY:
+        return Checkpoint.tiny()
+    return Checkpoint(fetch(model, hub or Hub()))
+
+
+def check_tensors(tensors: Mapping[str, StoredTensor], specs: Mapping[str, TensorSpec], config: ModelConfig) -> None:
+    """Compare the tensors of the files with the list that the configuration demands.
+
+    Raises CheckpointError with the first wrong dtype, wrong shape, missing or extra tensor; dtypes come first, because
+    a checkpoint whose formats contradict its configuration also lacks scales or has too many.
+    """
+    for name, spec in specs.items():
+        if name in tensors and tensors[name].dtype not in spec.dtypes and not spec.optional:
+            raise _wrong_dtype(tensors[name], spec, config)
+    for name, spec in specs.items():
+        if name in tensors and tensors[name].shape != spec.shape:
+            stored = tensors[name]
+            raise CheckpointError(
+                f"{stored.file}: tensor {stored.key}: expected shape {list(spec.shape)} by config.json, found "
+                f"{list(stored.shape)}; config.json and weights are of different models: download both again"
+            )
+    missing = [name for name, spec in specs.items() if name not in tensors and not spec.optional]
+    if missing:
+        raise _missing(missing, tensors, specs)
+    ignored = UNKNOWN_DRAFT if config.family == "deepseek_v4" else None
+    extra = [name for name in tensors if name not in specs and not (ignored and name.startswith(ignored))]
+    if extra:
+        stored = tensors[extra[0]]
+        raise CheckpointError(
+            f"{stored.file}: tensor {stored.key}: not part of the model that config.json describes ({len(extra)} such "
+            f"in all); expected nothing beside its {len(specs)} tensors: is config.json of this checkpoint?"
+        )
+
+
+def _wrong_dtype(stored: StoredTensor, spec: TensorSpec, config: ModelConfig) -> CheckpointError:
+    quantised = "has a" if config.quant else "has no"
+    hint = f"config.json {quantised} quantization_config: " if "weight" in stored.key else ""
+    return CheckpointError(
+        f"{stored.file}: tensor {stored.key}: expected {' or '.join(spec.dtypes)}, found {stored.dtype}; {hint}"
+        "config.json and weights are of different checkpoints: download both again"
+    )
+
+
+def _missing(
+    missing: list[str], tensors: Mapping[str, StoredTensor], specs: Mapping[str, TensorSpec]
+) -> CheckpointError:
+    name = missing[0]
+    spec = specs[name]
+    what = f"expected {spec.dtypes[0]} {list(spec.shape)}, found no such tensor ({len(missing)} missing in all)"
+    weight = tensors.get(f"{name.removesuffix('.scale')}.weight") if name.endswith(".scale") else None
+    if weight is not None:
+        return CheckpointError(
+            f"{weight.file}: tensor {name}: {what}; {weight.key} is {weight.dtype} and means nothing without its "
+            "scales: download the checkpoint again"
+        )
+    folder = next(iter(tensors.values())).file.parent if tensors else Path()
+    return CheckpointError(
+        f"{folder}: tensor {name}: {what}; the checkpoint is incomplete, or config.json is of another model: "
+        "download both again"
+    )

@@ -1,0 +1,149 @@
+"""From the name of a model to a folder of files: a local folder as it is, or a download from the Hugging Face Hub.
+
+Only safetensors and JSON files are fetched. Checking what they hold is `checkpoint.py`'s.
+"""
+
+import errno
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    IncompleteSnapshotError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import tqdm
+
+from deepinfer.errors import CheckpointError
+
+PATTERNS = ("*.safetensors", "*.json")
+"""All that is ever downloaded: tensors and JSON, no pickle and no code."""
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """How the Hub is reached; None leaves a choice to the huggingface_hub library and its environment variables.
+
+    cache_dir  where downloads are kept
+    endpoint   address of the Hub
+    token      for gated and private models
+    revision   branch, tag or commit
+    offline    use only what is in `cache_dir`
+    quiet      show no progress bars (they are never shown when stderr is no terminal)
+    """
+
+    cache_dir: Path | None = None
+    endpoint: str | None = None
+    token: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    quiet: bool = False
+
+
+def fetch(model: str | Path, hub: Hub) -> Path:
+    """Return the folder of `model`: itself when it is a folder, else that of a complete download of the Hub's model.
+
+    A download that was broken off continues where it stopped.  Raises CheckpointError for a folder that does not
+    exist, a model that is unknown or gated, no network, and too little disk space, which is checked before the start.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder}: is a file; expected the folder of a checkpoint, with config.json in it")
+    name = str(model)
+    if not HUB_NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{name}: no such folder; expected a checkpoint folder, a model of the Hugging Face Hub as OWNER/NAME, "
+            'or "tiny" for the embedded model'
+        )
+    return _download(name, hub)
+
+
+class _SilentBar(tqdm):
+    """A progress bar that is never shown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | {"disable": True}))  # type: ignore[no-untyped-call]
+
+
+def _download(name: str, hub: Hub) -> Path:
+    options: dict[str, Any] = {
+        "revision": hub.revision,
+        "cache_dir": hub.cache_dir,
+        "endpoint": hub.endpoint,
+        "token": hub.token,
+        "allow_patterns": list(PATTERNS),
+        "tqdm_class": _SilentBar if hub.quiet else None,
+    }
+    cache = (hub.cache_dir or Path(constants.HF_HUB_CACHE)).expanduser()
+    try:
+        if not hub.offline:
+            _check_space(name, cache, options)
+        return Path(snapshot_download(name, local_files_only=hub.offline, **options))
+    except CheckpointError:
+        raise
+    except Exception as error:  # the errors of the library's HTTP client differ by its version
+        raise _explain(error, name, hub, cache) from error
+
+
+def _check_space(name: str, cache: Path, options: dict[str, Any]) -> None:
+    """Refuse a download that cannot fit before it starts; does nothing when the Hub cannot be asked."""
+    try:
+        files = snapshot_download(name, dry_run=True, **(options | {"tqdm_class": _SilentBar}))
+    except OSError:
+        return  # the download itself finds a complete copy in the cache, or says what is wrong
+    folder = cache / f"models--{name.replace('/', '--')}" / "blobs"
+    begun = sum(path.stat().st_size for path in folder.glob("*.incomplete"))
+    needed = sum(file.file_size for file in files if file.will_download) - begun
+    existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise _no_space(name, cache, f"needs {needed:,} more bytes, free are {free:,}")
+
+
+def _no_space(name: str, cache: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: no disk space for the download in {cache}: {what}; free some, or choose another disk with HF_HOME. "
+        "Files that are complete are kept, and the same command continues"
+    )
+
+
+def _explain(error: Exception, name: str, hub: Hub, cache: Path) -> CheckpointError:
+    """Turn an error of the Hub library into one that says what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _no_space(name, cache, str(error))
+    if isinstance(error, GatedRepoError):
+        return CheckpointError(
+            f"{name}: access to this model is gated; accept its terms on its page, then log in with `hf auth login` or "
+            "set HF_TOKEN"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return CheckpointError(
+            f"{name}: the Hub knows no such model, or it is private; check the name, or log in with `hf auth login`"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return CheckpointError(f"{name}: the Hub knows no revision {hub.revision!r} of this model; check its name")
+    if isinstance(error, IncompleteSnapshotError):
+        return CheckpointError(
+            f"{name}: its download in {cache} is incomplete, and the Hub cannot be reached now; connect to the network "
+            "and run the same command again: it continues where it stopped"
+        )
+    if isinstance(error, LocalEntryNotFoundError):
+        reason = "offline use was asked for" if hub.offline else "the Hub cannot be reached"
+        return CheckpointError(
+            f"{name}: is not in {cache}, and {reason}; connect to the network and run the same command again, or give "
+            "the folder of a copy"
+        )
+    return CheckpointError(
+        f"{name}: the download was interrupted ({type(error).__name__}: {error}); run the same command again: it "
+        "continues where it stopped"
+    )
