@@ -94,7 +94,7 @@ class DeepSeek:
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
         """Run one step: writes cache memory for every row, returns logits of `batch.logit_rows` and drafter features."""
-        flow, batch = self._embed(batch), self._prepare(batch)
+        flow, batch = self.embed(batch), self._prepare(batch)
         taps: dict[int, Tensor] = {}
         for block in self.blocks:
             index = block.layer.index
@@ -123,7 +123,7 @@ class DeepSeek:
         dense = dense_ratios(self.config, batch.max_context)
         return self.ops.prepare(batch, self.config.window, self.ropes, dense)
 
-    def _embed(self, batch: Batch) -> Flow:
+    def embed(self, batch: Batch) -> Flow:
         """All streams start as the embedding; the first sub-layer reads the first stream."""
         x = self.ops.embed(batch.token_ids, self.embedding)
         if batch.image_rows is not None and batch.image_features is not None:

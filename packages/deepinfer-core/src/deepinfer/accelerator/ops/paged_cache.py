@@ -140,29 +140,40 @@ class PagedCacheOps(ProjectionOps):
         rows = view.data.index_select(0, slots.flatten() % view.data.shape[0])
         return decode_records(rows, view, self.precision.wide).unflatten(0, slots.shape)
 
-    def prepare(self, batch: Batch, window: int, ropes: tuple[Rope, ...], dense: tuple[int, ...]) -> Batch:
+    def prepare(
+        self, batch: Batch, window: int, ropes: tuple[Rope, ...], dense: tuple[int, ...], *, block: int = 0
+    ) -> Batch:
         """Return the batch with everything that its layers share derived once.
 
         window: the model's window size.  dense: the ratios at which every visible entry is attended to in this step.
+        block: 0, or the number of rows that each sequence of a draft step has; these see one another, and the window
+        that ends before the first of them.
         """
-        steps = torch.arange(1 - window, 1, device=batch.positions.device)
-        keys = batch.positions.unsqueeze(1) + steps
+        reads = batch.positions.unsqueeze(1) + torch.arange(1 - window, 1, device=batch.positions.device)
+        if block:
+            first = batch.positions.index_select(0, batch.query_starts.index_select(0, batch.sequences))
+            reads = first.unsqueeze(1) + torch.arange(-window, block, device=batch.positions.device)
         starts = batch.decoder_starts.index_select(0, batch.sequences).unsqueeze(1)
-        local = keys.clamp_min(0) // BLOCK_TOKENS - batch.window_bases.index_select(0, batch.sequences).unsqueeze(1)
-        tables = batch.window_tables.index_select(0, batch.sequences)
-        inside = (keys >= 0) & (local >= 0) & (local < tables.shape[1])
-        blocks = tables.gather(1, local.clamp(0, tables.shape[1] - 1))
-        slots = torch.where(inside & (blocks >= 0), blocks * BLOCK_TOKENS + keys.clamp_min(0) % BLOCK_TOKENS, -1)
+        slots = self._window_slots(batch, reads)
         nothing = torch.zeros((), dtype=self.precision.wide, device=slots.device)
         prepared = PreparedBatch(
-            window_slots=slots[:, -1],
+            window_slots=self._window_slots(batch, batch.positions.unsqueeze(1)).squeeze(1) if block else slots[:, -1],
             window_reads=slots,
             encoder_bias=torch.where(slots >= 0, nothing, -torch.inf),
-            decoder_bias=torch.where((slots >= 0) & (keys >= starts), nothing, -torch.inf),
+            decoder_bias=torch.where((slots >= 0) & (reads >= starts), nothing, -torch.inf),
             rotations={rope.name: rotations(rope, batch.positions, self.precision.wide) for rope in ropes},
             everything={ratio: self._everything(batch, ratio) for ratio in dense},
         )
         return replace(batch, prepared=prepared)
+
+    def _window_slots(self, batch: Batch, positions: Tensor) -> Tensor:
+        """Window slots of absolute positions [T, N] of each row's sequence; -1 where no block is held."""
+        known = positions.clamp_min(0)
+        tables = batch.window_tables.index_select(0, batch.sequences)
+        local = known // BLOCK_TOKENS - batch.window_bases.index_select(0, batch.sequences).unsqueeze(1)
+        inside = (positions >= 0) & (local >= 0) & (local < tables.shape[1])
+        blocks = tables.gather(1, local.clamp(0, tables.shape[1] - 1))
+        return torch.where(inside & (blocks >= 0), blocks * BLOCK_TOKENS + known % BLOCK_TOKENS, -1)
 
     def _everything(self, batch: Batch, ratio: int) -> Selection:
         """Select all visible entries of each row; entry e is visible to row i iff e < (i + 1) // ratio."""
