@@ -25,6 +25,9 @@ from deepinfer.errors import CheckpointError
 PATTERNS = ("*.safetensors", "*.json")
 """All that is ever downloaded: tensors and JSON, no pickle and no code."""
 
+CONFIG_ONLY = ("config.json",)
+"""Enough to plan a model that has not been downloaded."""
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -48,9 +51,10 @@ class Hub:
     quiet: bool = False
 
 
-def fetch(model: str | Path, hub: Hub) -> Path:
-    """Return the folder of `model`: itself when it is a folder, else that of a complete download of the Hub's model.
+def fetch(model: str | Path, hub: Hub, patterns: tuple[str, ...] = PATTERNS) -> Path:
+    """Return the folder of `model`: itself when it is a folder, else that of a download of the Hub's model.
 
+    The download holds all files that match `patterns`, such as `CONFIG_ONLY`, and what was downloaded earlier.
     A download that was broken off continues where it stopped.  Raises CheckpointError for a folder that does not
     exist, a model that is unknown or gated, no network, and too little disk space, which is checked before the start.
     """
@@ -65,7 +69,7 @@ def fetch(model: str | Path, hub: Hub) -> Path:
             f"{name}: no such folder; expected a checkpoint folder, a model of the Hugging Face Hub as OWNER/NAME, "
             'or "tiny" for the embedded model'
         )
-    return _download(name, hub)
+    return _download(name, hub, patterns)
 
 
 class _SilentBar(tqdm):
@@ -75,13 +79,13 @@ class _SilentBar(tqdm):
         super().__init__(*args, **(kwargs | {"disable": True}))  # type: ignore[no-untyped-call]
 
 
-def _download(name: str, hub: Hub) -> Path:
+def _download(name: str, hub: Hub, patterns: tuple[str, ...]) -> Path:
     options: dict[str, Any] = {
         "revision": hub.revision,
         "cache_dir": hub.cache_dir,
         "endpoint": hub.endpoint,
         "token": hub.token,
-        "allow_patterns": list(PATTERNS),
+        "allow_patterns": list(patterns),
         "tqdm_class": _SilentBar if hub.quiet else None,
     }
     cache = (hub.cache_dir or Path(constants.HF_HUB_CACHE)).expanduser()
