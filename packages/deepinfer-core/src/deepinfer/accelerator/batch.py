@@ -13,6 +13,12 @@ from torch import Tensor
 BLOCK_TOKENS = 128
 """Tokens in one block of either pool: a whole number of entries at every compression ratio (1, 2, 4, 128)."""
 
+
+def tail_tokens(ratio: int) -> int:
+    """Tokens that a compressor must remember: its unfinished group; ratio 4 overlaps and needs the last whole one too."""
+    return 2 * ratio if ratio == 4 else ratio
+
+
 RecordFormat = Literal["fp8_group32", "fp4_group16", "fp4_group32", "fp8_rope", "bfloat16", "float32", "float64"]
 """How a cached vector is stored: V4.1 window KV, V4.1 entries, index keys of both, V4 window KV and entries, unquantised."""
 
@@ -140,11 +146,13 @@ class Selection:
     """The compressed entries that each row attends to.
 
     entries int64 [T, K]: entry numbers within the row's sequence, -1 = none.  slots int64 [T, K]: the same entries
-    counted over the whole pool, -1 = none.  The order along K is unspecified.
+    counted over the whole pool, -1 = none.  bias wide [T, K]: the same fact as a mask, 0 or -inf.  The order along K is
+    unspecified.
     """
 
     entries: Tensor
     slots: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import override
 import torch
 
 from deepinfer.accelerator.base import Accelerator, Event
+from deepinfer.accelerator.cpu_ops import CpuOps
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.errors import AcceleratorError
@@ -30,7 +31,7 @@ class CpuAccelerator(Accelerator):
 
     @override
     def ops(self, precision: Precision) -> Ops:
-        return Ops(self.device, precision)
+        return CpuOps(self.device, precision)
 
     @override
     def memory(self) -> tuple[int, int]:

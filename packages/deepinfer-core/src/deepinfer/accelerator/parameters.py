@@ -46,6 +46,10 @@ class StoredWeight:
     def is_fp4(self) -> bool:
         return self.scale is not None and self.data.dtype == torch.int8
 
+    @property
+    def elements(self) -> int:
+        return self.data.numel() * (2 if self.is_fp4 else 1)
+
 
 @dataclass(frozen=True)
 class StoredExpert:

@@ -22,10 +22,9 @@ class Attention:
     ) -> None:
         wide = ops.precision.wide
         self.config, self.layer, self.ops, self.rope = config, layer, ops, rope
-        self.q_down = weights.linear(f"{prefix}.wq_a")
+        self.down = weights.stacked([f"{prefix}.wq_a", f"{prefix}.wkv"])
         self.q_norm = weights.vector(f"{prefix}.q_norm.weight", wide)
         self.q_up = weights.linear(f"{prefix}.wq_b")
-        self.kv = weights.linear(f"{prefix}.wkv")
         self.kv_norm = weights.vector(f"{prefix}.kv_norm.weight", wide)
         self.sink = weights.vector(f"{prefix}.attn_sink", wide)
         self.out_down = weights.grouped(f"{prefix}.wo_a", config.o_groups)
@@ -34,6 +33,10 @@ class Attention:
         self.compressor = Compressor(config, weights, ops, f"{prefix}.compressor", layer.ratio) if own else None
         indexer = Indexer(config, layer, weights, ops, f"{prefix}.indexer", rope) if layer.owns_index else None
         self.indexer = indexer
+
+    def write_window(self, kv: Tensor, batch: Batch, cache: LayerCache) -> None:
+        """Store window KV from the bare projection kv [T, D]."""
+        self.ops.write_window(kv, self.kv_norm, self.config.eps, batch, self.rope, cache.window)
 
     def publish(self, x: Tensor, batch: Batch, cache: LayerCache) -> None:
         """Write the compressed KV and index keys that x's rows [T, D] complete, where this layer owns them."""
@@ -48,10 +51,11 @@ class Attention:
     def forward(self, x: Tensor, batch: Batch, cache: LayerCache, index: Index | None) -> tuple[Tensor, Index | None]:
         """Attend for normed rows x [T, D]; returns y [T, D] and the index for the layers above."""
         ops, config = self.ops, self.config
-        latent = ops.rms_norm(ops.linear(x, self.q_down), self.q_norm, config.eps)
-        heads = ops.linear(latent, self.q_up).unflatten(1, (config.heads, config.head_dim))
+        down = ops.linear(x, self.down)
+        latent = ops.rms_norm(down[:, : config.q_rank], self.q_norm, config.eps)
+        heads = ops.linear(latent, self.q_up).view(-1, config.heads, config.head_dim)
         q = ops.rotate_queries(heads, batch, self.rope, config.eps if config.q_head_norm else None)
-        ops.write_window(ops.linear(x, self.kv), self.kv_norm, config.eps, batch, self.rope, cache.window)
+        self.write_window(down[:, config.q_rank :], batch, cache)
         self.publish(x, batch, cache)
         if self.indexer is not None:
             index = self.indexer.forward(x, latent, batch, cache, index)
@@ -63,5 +67,5 @@ class Attention:
             assert cache.entries is not None
             entries = (cache.entries, index.selection)
         out = ops.attention(q, cache.window, entries, self.sink, batch, self.rope, decoder=self.layer.decoder)
-        grouped = ops.grouped_linear(out.flatten(1).unflatten(1, (config.o_groups, -1)), self.out_down)
+        grouped = ops.grouped_linear(out.view(out.shape[0], config.o_groups, -1), self.out_down)
         return ops.linear(grouped, self.out_up), index

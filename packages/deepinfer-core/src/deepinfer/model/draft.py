@@ -62,13 +62,12 @@ class DraftStages:
 
         `batch` is that step's batch.  No stage runs its feed-forward on context rows.
         """
-        ops, eps = self.ops, self.config.eps
+        ops = self.ops
         batch = ops.prepare(batch.narrow(), self.config.window, self.target.ropes, ())
-        context = ops.rms_norm(ops.linear(hidden, self.projection), self.projection_norm, eps)
+        context = ops.rms_norm(ops.linear(hidden, self.projection), self.projection_norm, self.config.eps)
         for index, block in enumerate(self.blocks):
-            attention = block.attention
-            kv = ops.linear(context, attention.kv)
-            ops.write_window(kv, attention.kv_norm, eps, batch, attention.rope, cache.stage(index).window)
+            _, kv = ops.linear(context, block.attention.down).split((self.config.q_rank, self.config.head_dim), 1)
+            block.attention.write_window(kv, batch, cache.stage(index))
 
     def forward(self, batch: Batch, cache: KVCache) -> DraftOutput:
         """Run a block of B rows for each sequence: the anchor token, then B - 1 noise tokens, right after its context.

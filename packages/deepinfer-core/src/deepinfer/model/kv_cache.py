@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.base import CacheLayout
-from deepinfer.accelerator.batch import BLOCK_TOKENS, RecordFormat, RecordView, TailView
+from deepinfer.accelerator.batch import BLOCK_TOKENS, RecordFormat, RecordView, TailView, tail_tokens
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.paged_cache import record_bytes
 from deepinfer.accelerator.parameters import Precision
@@ -52,11 +52,6 @@ def cache_formats(config: ModelConfig, precision: Precision) -> CacheFormats:
     if config.family == "deepseek_v4":
         return CacheFormats("fp8_rope", "fp8_rope", "fp4_group32")
     return CacheFormats("fp8_group32", "fp4_group16" if config.fp4_entries else "fp8_group32", "fp4_group32")
-
-
-def tail_tokens(ratio: int) -> int:
-    """Tokens that a compressor must remember: its unfinished group; ratio 4 overlaps and needs the last whole one too."""
-    return 2 * ratio if ratio == 4 else ratio
 
 
 def tail_channels(ratio: int, width: int) -> int:

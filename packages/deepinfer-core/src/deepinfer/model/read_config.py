@@ -199,7 +199,9 @@ def _layers_v41(text: _Keys, engram: EngramHashConfig | None) -> tuple[LayerConf
     key_sources = text.integers("index_k_source_layer_ids", list(kv_sources))
     if key_sources != kv_sources:
         raise text.fail("index_k_source_layer_ids", f"equal to kv_source_layer_ids {list(kv_sources)}")
-    candidate = text.integer("candidate_source_layer_id", minimum=0) if _has(text, "candidate_source_layer_id") else None
+    candidate = (
+        text.integer("candidate_source_layer_id", minimum=0) if _has(text, "candidate_source_layer_id") else None
+    )
     if candidate is not None and candidate not in index_sources:
         raise text.fail("candidate_source_layer_id", f"one of index_source_layer_ids {list(index_sources)}")
     if candidate is not None:
@@ -285,9 +287,13 @@ def _source_of(
         return None
     source = max((s for s in sources if s <= index), default=None)
     if source is None:
-        raise text.fail(key, f"to name a layer at or before {index}, which has ratio {ratio}: a source never lies ahead")
+        raise text.fail(
+            key, f"to name a layer at or before {index}, which has ratio {ratio}: a source never lies ahead"
+        )
     if ratios[source] != ratio:
-        raise text.fail(key, f"to give layer {index} (ratio {ratio}) a source of its ratio, not {source} ({ratios[source]})")
+        raise text.fail(
+            key, f"to give layer {index} (ratio {ratio}) a source of its ratio, not {source} ({ratios[source]})"
+        )
     return source
 
 

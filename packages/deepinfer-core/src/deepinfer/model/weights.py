@@ -57,6 +57,10 @@ class Weights:
         """Read `name`.weight and, when it is quantised, `name`.scale; return them packed for `ops.linear`."""
         return self._ops.pack_linear(self._weight(name))
 
+    def stacked(self, names: Sequence[str]) -> PackedLinear:
+        """Read weights of one input and one format; return them packed as one `ops.linear`, outputs in this order."""
+        return self._ops.pack_stacked([self._weight(name) for name in names])
+
     def grouped(self, name: str, groups: int) -> PackedLinear:
         """Read a block-diagonal weight of `groups` blocks; return it packed for `ops.grouped_linear`."""
         return self._ops.pack_grouped(self._weight(name), groups)

@@ -28,7 +28,8 @@ class RouteSettings:
 class PackedExperts:
     """Experts as the reference multiplies them: stacked and wide, or a list that is dequantised one by one.
 
-    w13 [E, 2 I, D] (gate rows, then up rows), w2 [E, D, I]; `stored` instead of both for large ones.
+    w13 [E, 2 I, D] (gate rows, then up rows), w2 [E, D, I] (laid out as [D, E, I]); `stored` instead of both for large
+    ones.
     round_group: see `PackedLinear`.
     """
 
@@ -62,12 +63,12 @@ class ExpertRoutingOps(ProjectionOps):
         """Make experts ready for `experts` and `shared_expert`."""
         first = experts[0].w1
         group = first.block if first.scale is not None and self.precision.round_inputs else 0
-        elements = sum(w.data.numel() * (2 if w.is_fp4 else 1) for w in (first, experts[0].w2, experts[0].w3))
+        elements = sum(w.elements for w in (first, experts[0].w2, experts[0].w3))
         if elements > EXPAND_LIMIT:
-            moved = tuple(StoredExpert(self._moved(e.w1), self._moved(e.w2), self._moved(e.w3)) for e in experts)
+            moved = tuple(StoredExpert(self.stored(e.w1), self.stored(e.w2), self.stored(e.w3)) for e in experts)
             return PackedExperts(None, None, moved, group, len(experts))
         w13 = torch.stack([torch.cat((self._widened(e.w1), self._widened(e.w3))) for e in experts])
-        w2 = torch.stack([self._widened(e.w2) for e in experts])
+        w2 = torch.stack([self._widened(e.w2) for e in experts], 1).transpose(0, 1)
         return PackedExperts(w13, w2, (), group, len(experts))
 
     def experts(self, x: Tensor, picks: Tensor, weights: Tensor, experts: PackedExperts, limit: float) -> Tensor:
@@ -110,10 +111,6 @@ class ExpertRoutingOps(ProjectionOps):
 
     def _widened(self, weight: StoredWeight) -> Tensor:
         return self.tensor(dequantise(weight), self.precision.wide)
-
-    def _moved(self, weight: StoredWeight) -> StoredWeight:
-        scale = None if weight.scale is None else weight.scale.to(self.device)
-        return StoredWeight(weight.data.to(self.device), scale, weight.block)
 
 
 def swiglu(gate_up: Tensor, weight: Tensor | None, limit: float) -> Tensor:

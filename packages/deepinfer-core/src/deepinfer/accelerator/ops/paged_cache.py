@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, RecordFormat, RecordView, Rope, Selection, TailView
+from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, RecordFormat, RecordView, Rope, Selection, TailView, tail_tokens
 from deepinfer.accelerator.ops.number_formats import (
     fp4_dequantise,
     fp4_quantise,
@@ -45,6 +45,21 @@ def record_bytes(format: RecordFormat, width: int, rope: int) -> int:
 
 
 @dataclass(frozen=True)
+class TailTable:
+    """Where one ratio's compressors find the tokens of the groups that end in a step, and keep its last ones.
+
+    source [N, span]  the group's tokens, oldest first: a row of the step, or T + a place in the flattened tail
+    absent [N, span]  tokens before the start of the sequence (only with overlap)
+    states, places [T]  where each row's token goes in the tail; rows that are not kept go to the spare state
+    """
+
+    source: Tensor
+    absent: Tensor
+    states: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
 class PreparedBatch:
     """What the reference derives from a batch once a step, for all layers.
 
@@ -53,6 +68,7 @@ class PreparedBatch:
     encoder_bias, decoder_bias [T, Wn]  0 where visible, -inf elsewhere (the decoder half sees no key before its start)
     rotations               for each rope table, complex [T, dim / 2]
     everything              for ratios at which nothing is left out, the selection of all visible entries
+    tails                   for each ratio above 1 that has groups in this batch
     """
 
     window_slots: Tensor
@@ -61,6 +77,7 @@ class PreparedBatch:
     decoder_bias: Tensor
     rotations: dict[str, Tensor]
     everything: dict[int, Selection]
+    tails: dict[int, TailTable]
 
 
 def rotations(rope: Rope, positions: Tensor, wide: torch.dtype) -> Tensor:
@@ -69,15 +86,15 @@ def rotations(rope: Rope, positions: Tensor, wide: torch.dtype) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate adjacent pairs of the last 2 * turns.shape[-1] channels of x [..., C] (wide dtype); returns a new tensor.
+def rotate_(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate adjacent pairs of the last 2 * turns.shape[-1] channels of x [..., C] (wide dtype) in place; returns x.
 
     (a, b) -> (a cos - b sin, a sin + b cos); `turns` broadcasts against x's leading dimensions.
     """
     dim = 2 * turns.shape[-1]
-    tail = torch.view_as_complex(x[..., -dim:].unflatten(-1, (-1, 2)).contiguous())
-    turned = torch.view_as_real(tail * turns).flatten(-2)
-    return turned if dim == x.shape[-1] else torch.cat((x[..., :-dim], turned), -1)
+    tail = x[..., -dim:]
+    torch.view_as_complex(tail.view(*tail.shape[:-1], -1, 2)).mul_(turns)
+    return x
 
 
 def encode_records(x: Tensor, view: RecordView) -> Tensor:
@@ -137,8 +154,7 @@ class PagedCacheOps(ProjectionOps):
 
     def read_records(self, view: RecordView, slots: Tensor) -> Tensor:
         """Vectors [*slots.shape, width] in the wide dtype; slot -1 reads the spare record (finite, meaningless)."""
-        rows = view.data.index_select(0, slots.flatten() % view.data.shape[0])
-        return decode_records(rows, view, self.precision.wide).unflatten(0, slots.shape)
+        return decode_records(view.data[slots], view, self.precision.wide)
 
     def prepare(
         self, batch: Batch, window: int, ropes: tuple[Rope, ...], dense: tuple[int, ...], *, block: int = 0
@@ -163,6 +179,7 @@ class PagedCacheOps(ProjectionOps):
             decoder_bias=torch.where((slots >= 0) & (reads >= starts), nothing, -torch.inf),
             rotations={rope.name: rotations(rope, batch.positions, self.precision.wide) for rope in ropes},
             everything={ratio: self._everything(batch, ratio) for ratio in dense},
+            tails={ratio: self._tail_table(batch, ratio) for ratio in batch.groups if ratio > 1},
         )
         return replace(batch, prepared=prepared)
 
@@ -187,14 +204,16 @@ class PagedCacheOps(ProjectionOps):
         known = entries.clamp_min(0)
         table = batch.block_tables.index_select(0, batch.sequences)
         blocks = table.gather(1, (known // per_block).clamp_max(table.shape[1] - 1))
-        return Selection(entries, torch.where(entries >= 0, blocks * per_block + known % per_block, -1))
+        absent = entries < 0
+        slots = (blocks * per_block + known % per_block).masked_fill_(absent, -1)
+        bias = torch.zeros(entries.shape, dtype=self.precision.wide, device=entries.device)
+        return Selection(entries, slots, bias.masked_fill_(absent, -torch.inf))
 
     def write_window(self, kv: Tensor, norm: Tensor, eps: float, batch: Batch, rope: Rope, view: RecordView) -> None:
         """Normalise, rotate, quantise and store each row's window KV: kv [T, D] is the bare projection."""
         prepared = prepared_of(batch)
         wide = self.rms_norm(kv, norm, eps).to(self.precision.wide)
-        rotated = rotate(wide, prepared.rotations[rope.name])
-        view.data[prepared.window_slots] = encode_records(rotated, view)
+        view.data[prepared.window_slots] = encode_records(rotate_(wide, prepared.rotations[rope.name]), view)
 
     def write_entries(
         self, latents: Tensor, batch: Batch, ratio: int, rope: Rope, view: RecordView, *, transform: bool = False
@@ -205,8 +224,10 @@ class PagedCacheOps(ProjectionOps):
         (an orthonormal map of both sides of the index product, so it is left out where nothing is quantised).
         """
         groups = batch.groups[ratio]
+        if groups.rows.shape[0] == 0:
+            return
         first = batch.positions.index_select(0, groups.rows) - (ratio - 1)
-        rotated = rotate(latents.to(self.precision.wide), rotations(rope, first, self.precision.wide))
+        rotated = rotate_(latents.to(self.precision.wide, copy=True), rotations(rope, first, self.precision.wide))
         if transform and view.format not in PLAIN_FORMATS:
             rotated = hadamard(rotated)
         view.data[groups.slots] = encode_records(rotated, view)
@@ -221,40 +242,43 @@ class PagedCacheOps(ProjectionOps):
         the tokens of the group, times the values.  Ratio 1 has neither scores nor tail: every row is its own group.
         Tokens of earlier steps come from `tail`, which then takes in this step's last tokens.
         """
-        groups = batch.groups[ratio]
         if ratio == 1:
-            return values.index_select(0, groups.rows).to(self.precision.dtype)
+            return values.index_select(0, batch.groups[ratio].rows).to(self.precision.dtype)
         assert scores is not None
         assert tail is not None
-        span = ring = tail.values.shape[1]
-        all_values = torch.cat((values, tail.values.flatten(0, 1)))
-        all_scores = torch.cat((scores, tail.scores.flatten(0, 1)))
-        back = torch.arange(span - 1, -1, -1, device=values.device)
-        sequence = batch.sequences.index_select(0, groups.rows)
-        positions = batch.positions.index_select(0, groups.rows).unsqueeze(1) - back
-        rows = groups.rows.unsqueeze(1) - back
-        stored = batch.states.index_select(0, sequence).unsqueeze(1) * ring + positions % ring
-        in_step = rows >= batch.query_starts.index_select(0, sequence).unsqueeze(1)
-        source = torch.where(in_step, rows, values.shape[0] + stored)
-        value, score = all_values[source], all_scores[source]
-        score = score.masked_fill((positions < 0).unsqueeze(-1), -torch.inf)
-        if span == 2 * ratio:
-            half = value.shape[-1] // 2
-            value = torch.cat((value[:, :ratio, :half], value[:, ratio:, half:]), 1)
-            score = torch.cat((score[:, :ratio, :half], score[:, ratio:, half:]), 1)
-        pooled = (torch.softmax(score, 1) * value).sum(1)
-        self._remember(values, scores, batch, tail)
+        table = prepared_of(batch).tails[ratio]
+        if table.source.shape[0]:
+            value = torch.cat((values, tail.values.flatten(0, 1)))[table.source]
+            score = torch.cat((scores, tail.scores.flatten(0, 1)))[table.source]
+            if table.source.shape[1] == 2 * ratio:
+                half = value.shape[2] // 2
+                value = torch.cat((value[:, :ratio, :half], value[:, ratio:, half:]), 1)
+                score = torch.cat((score[:, :ratio, :half], score[:, ratio:, half:]), 1)
+                score.masked_fill_(table.absent.unsqueeze(2), -torch.inf)
+            pooled = (torch.softmax(score, 1) * value).sum(1)
+        else:
+            pooled = values[:0, : values.shape[1] // (tail_tokens(ratio) // ratio)]
+        tail.values[table.states, table.places] = values
+        tail.scores[table.states, table.places] = scores
         return pooled.to(self.precision.dtype)
 
-    def _remember(self, values: Tensor, scores: Tensor, batch: Batch, tail: TailView) -> None:
-        """Store the step's last tokens in the ring; earlier rows of a long chunk go to the spare row."""
-        states, ring = tail.values.shape[:2]
-        state = batch.states.index_select(0, batch.sequences)
-        last = batch.positions >= batch.context_lens.index_select(0, batch.sequences) - ring
-        row = torch.where(last, state, states - 1)
-        place = batch.positions % ring
-        tail.values[row, place] = values
-        tail.scores[row, place] = scores
+    def _tail_table(self, batch: Batch, ratio: int) -> TailTable:
+        groups = batch.groups[ratio]
+        ring = tail_tokens(ratio)
+        back = torch.arange(ring - 1, -1, -1, device=groups.rows.device)
+        sequences = batch.sequences.index_select(0, groups.rows)
+        positions = batch.positions.index_select(0, groups.rows).unsqueeze(1) - back
+        rows = groups.rows.unsqueeze(1) - back
+        stored = batch.states.index_select(0, sequences).unsqueeze(1) * ring + positions % ring
+        in_step = rows >= batch.query_starts.index_select(0, sequences).unsqueeze(1)
+        lasts = batch.context_lens.index_select(0, batch.sequences) - ring
+        states = batch.states.index_select(0, batch.sequences)
+        return TailTable(
+            source=torch.where(in_step, rows, batch.positions.shape[0] + stored),
+            absent=positions < 0,
+            states=torch.where(batch.positions >= lasts, states, -1),
+            places=batch.positions % ring,
+        )
 
 
 def prepared_of(batch: Batch) -> PreparedBatch:

@@ -22,11 +22,12 @@ call costs several times its product, while a large one would take four to eight
 class PackedLinear:
     """A weight [out, in] as the reference multiplies it: `dense` in the wide dtype, or `stored` (dequantised per call).
 
+    `stored` holds the weights whose rows follow one another.
     round_group: width of the FP8 groups that inputs are rounded in; 0 = inputs are taken as they are.
     """
 
     dense: Tensor | None
-    stored: StoredWeight | None
+    stored: tuple[StoredWeight, ...]
     round_group: int
 
 
@@ -46,21 +47,31 @@ class ProjectionOps(OpsSettings):
         """Bring a stored tensor to the device, as `dtype` (default: the activation dtype)."""
         return tensor.to(self.device, dtype or self.precision.dtype)
 
-    def pack_linear(self, weight: StoredWeight, *, round_inputs: bool = True) -> PackedLinear:
-        """Make a weight ready for `linear`; `round_inputs=False` never rounds its inputs."""
-        rounds = round_inputs and self.precision.round_inputs and weight.scale is not None
-        group = weight.block if rounds else 0
-        elements = weight.data.numel() * (2 if weight.is_fp4 else 1)
-        if elements <= EXPAND_LIMIT or weight.scale is None:
-            return PackedLinear(self.tensor(dequantise(weight), self.precision.wide), None, group)
-        assert weight.scale is not None
-        stored = StoredWeight(weight.data.to(self.device), weight.scale.to(self.device), weight.block)
-        return PackedLinear(None, stored, group)
+    def pack_linear(self, weight: StoredWeight) -> PackedLinear:
+        """Make a weight ready for `linear`."""
+        return self._pack([weight], round_inputs=True)
+
+    def pack_stacked(self, weights: list[StoredWeight]) -> PackedLinear:
+        """Make weights of one input and one format ready as one `linear`: their rows follow one another."""
+        return self._pack(weights, round_inputs=True)
 
     def pack_grouped(self, weight: StoredWeight, groups: int) -> PackedLinear:
         """Make a block-diagonal weight of `groups` blocks ready for `grouped_linear`; its inputs are never rounded."""
         assert weight.data.shape[0] % groups == 0
-        return self.pack_linear(weight, round_inputs=False)
+        return self._pack([weight], round_inputs=False)
+
+    def _pack(self, weights: list[StoredWeight], *, round_inputs: bool) -> PackedLinear:
+        quantised = weights[0].scale is not None
+        group = weights[0].block if quantised and round_inputs and self.precision.round_inputs else 0
+        if not quantised or sum(weight.elements for weight in weights) <= EXPAND_LIMIT:
+            dense = torch.cat([self.tensor(dequantise(weight), self.precision.wide) for weight in weights])
+            return PackedLinear(dense, (), group)
+        return PackedLinear(None, tuple(self.stored(weight) for weight in weights), group)
+
+    def stored(self, weight: StoredWeight) -> StoredWeight:
+        """Bring a weight to the device as it is."""
+        scale = None if weight.scale is None else weight.scale.to(self.device)
+        return StoredWeight(weight.data.to(self.device), scale, weight.block)
 
     def linear(self, x: Tensor, weight: PackedLinear, *, wide: bool = False) -> Tensor:
         """x [..., in] times weight^T -> [..., out] in the activation dtype, or unrounded with `wide`.
@@ -83,18 +94,15 @@ class ProjectionOps(OpsSettings):
     def _dense(self, weight: PackedLinear) -> Tensor:
         if weight.dense is not None:
             return weight.dense
-        assert weight.stored is not None
-        return dequantise(weight.stored).to(self.precision.wide)
+        return torch.cat([dequantise(part).to(self.precision.wide) for part in weight.stored])
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of `table` [V, D] -> [T, D] in the activation dtype."""
         return table.index_select(0, token_ids).to(self.precision.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """weight * x / sqrt(mean(x^2) + eps) over the last dimension; wide inside, one rounding to the activation dtype.
+        """weight * x / sqrt(mean(x^2) + eps) over the last dimension; one rounding to the activation dtype.
 
-        Without `weight` only the scaling (V4's per-head query norm).
+        `weight` is wide; without it only the scaling (V4's per-head query norm).
         """
-        wide = x.to(self.precision.wide)
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (y if weight is None else y * weight.to(self.precision.wide)).to(self.precision.dtype)
+        return functional.rms_norm(x.to(self.precision.wide), x.shape[-1:], weight, eps).to(self.precision.dtype)

@@ -76,7 +76,7 @@ def filter_logits(scaled: Tensor, rows: SamplingRows) -> Tensor:
 
     top_p keeps the tokens before which less than top_p of the mass lies, so the best one always stays.
     """
-    ordered, order = scaled.sort(-1, descending=True, stable=True)
+    ordered, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
     ranks = torch.arange(scaled.shape[1], device=scaled.device)
     top_k = rows.top_k.unsqueeze(1)
     keep = (ranks < top_k) | (top_k == 0)

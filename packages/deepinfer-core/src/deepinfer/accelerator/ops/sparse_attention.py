@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.accelerator.batch import Batch, RecordView, Rope, Selection
 from deepinfer.accelerator.ops.number_formats import fp4_round, hadamard
-from deepinfer.accelerator.ops.paged_cache import PLAIN_FORMATS, PagedCacheOps, prepared_of, rotate
+from deepinfer.accelerator.ops.paged_cache import PLAIN_FORMATS, PagedCacheOps, prepared_of, rotate_
 
 ROW_BUDGET = 1 << 24
 """Elements of gathered keys that the reference holds at once: rows are taken in pieces of at most this size."""
@@ -47,7 +47,7 @@ class SparseAttentionOps(PagedCacheOps):
         if norm_eps is not None:
             q = self.rms_norm(q, None, norm_eps)
         turns = prepared_of(batch).rotations[rope.name].unsqueeze(1)
-        return rotate(q.to(self.precision.wide), turns).to(self.precision.dtype)
+        return rotate_(q.to(self.precision.wide, copy=True), turns).to(self.precision.dtype)
 
     def attention(
         self,
@@ -76,18 +76,18 @@ class SparseAttentionOps(PagedCacheOps):
             keys = [self.read_records(window, slots[rows])]
             visible = [bias[rows]]
             if entries is not None:
-                chosen = entries[1].slots[rows]
-                keys.append(self.read_records(entries[0], chosen))
-                visible.append(torch.zeros_like(chosen, dtype=bias.dtype).masked_fill_(chosen < 0, -torch.inf))
+                keys.append(self.read_records(entries[0], entries[1].slots[rows]))
+                visible.append(entries[1].bias[rows])
             outputs.append(self._attend(q[rows], torch.cat(keys, 1), torch.cat(visible, 1), sink))
-        wide = torch.cat(outputs) if outputs else q.to(self.precision.wide)
+        wide = torch.cat(outputs) if len(outputs) != 1 else outputs[0]
         turns = prepared.rotations[rope.name].conj().unsqueeze(1)
-        return rotate(wide, turns).to(self.precision.dtype)
+        return rotate_(wide, turns).to(self.precision.dtype)
 
     def _attend(self, q: Tensor, keys: Tensor, bias: Tensor, sink: Tensor) -> Tensor:
         """q [t, H, D], keys [t, N, D] wide, bias [t, N] -> [t, H, D] wide."""
-        scores = torch.bmm(q.to(self.precision.wide), keys.transpose(1, 2)) * q.shape[2] ** -0.5
-        scores = torch.cat((scores + bias.unsqueeze(1), sink.view(1, -1, 1).expand(q.shape[0], -1, 1)), 2)
+        queries = q.to(self.precision.wide)
+        scores = torch.baddbmm(bias.unsqueeze(1), queries, keys.transpose(1, 2), alpha=q.shape[2] ** -0.5)
+        scores = torch.cat((scores, sink.view(1, -1, 1).expand(q.shape[0], -1, 1)), 2)
         return torch.bmm(torch.softmax(scores, 2)[..., :-1], keys)
 
     def everything(self, batch: Batch, ratio: int) -> Selection:
@@ -117,7 +117,7 @@ class SparseAttentionOps(PagedCacheOps):
 
     def _index_queries(self, request: IndexRequest, batch: Batch) -> Tensor:
         turns = prepared_of(batch).rotations[request.rope.name].unsqueeze(1)
-        query = rotate(request.query.to(self.precision.wide), turns)
+        query = rotate_(request.query.to(self.precision.wide, copy=True), turns)
         if request.keys.format in PLAIN_FORMATS:
             return query
         return fp4_round(hadamard(query) if request.transform else query, 32)

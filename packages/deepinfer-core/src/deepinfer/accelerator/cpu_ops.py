@@ -1,0 +1,109 @@
+"""The ops of the CPU accelerator: the reference, with the few bodies that cost most on a host written for it.
+
+A host has no launch to hide behind: a chain of small torch calls costs its call overhead, several microseconds each.
+"""
+
+from functools import cache
+from typing import override
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.accelerator.batch import Batch, Selection
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.ops.expert_routing import PackedExperts, swiglu
+from deepinfer.accelerator.ops.sparse_attention import IndexRequest
+from deepinfer.accelerator.ops.stream_mixing import Mix, MixSettings
+from deepinfer.accelerator.parameters import MixParameters
+
+PICKED_SHARE = 4
+"""All experts run on all rows when there are at most this many of them for each pick of a row."""
+
+Floats = NDArray[np.floating]
+
+
+class CpuOps(Ops):
+    """Reference ops for a host; same numbers up to the order of sums."""
+
+    @override
+    def mix_in(
+        self,
+        streams: Tensor,
+        incoming: Tensor | None,
+        parameters: MixParameters,
+        settings: MixSettings,
+        norm: Tensor,
+    ) -> tuple[Tensor, Mix]:
+        """The same sums in numpy, whose calls on a few numbers cost a third of torch's."""
+        wide: Floats = streams.to(self.precision.wide).numpy()
+        flat = wide.reshape(wide.shape[0], -1)
+        z = flat @ parameters.fn.numpy().T
+        z *= 1 / np.sqrt(np.einsum("td,td->t", flat, flat) / flat.shape[1] + settings.norm_eps)[:, None]
+        mix = _mixing(z, parameters, settings)
+        read = mix.pre if incoming is None else incoming
+        x = torch.from_numpy(np.matmul(read.numpy()[:, None], wide)[:, 0]).to(self.precision.dtype)
+        return self.rms_norm(x, norm, settings.norm_eps), mix
+
+    @override
+    def mixing(self, z: Tensor, parameters: MixParameters, settings: MixSettings) -> Mix:
+        return _mixing(z.numpy(), parameters, settings)
+
+    @override
+    def experts(self, x: Tensor, picks: Tensor, weights: Tensor, experts: PackedExperts, limit: float) -> Tensor:
+        """Where a row picks a quarter of all experts or more, every expert runs on every row, unpicked ones with weight 0.
+
+        That is a handful of calls instead of a dozen for each expert.
+        """
+        if experts.w13 is None or experts.w2 is None or experts.count > PICKED_SHARE * picks.shape[1]:
+            return super().experts(x, picks, weights, experts, limit)
+        rows, count, width = x.shape[0], experts.count, experts.w2.shape[2]
+        # Picks of -1 (elsewhere) land in a column of their own behind the last expert.
+        shares = weights.new_zeros((rows, count + 1)).scatter_(1, picks % (count + 1), weights)[:, :count]
+        gate_up = torch.nn.functional.linear(self._expert_input(x, experts), experts.w13.flatten(0, 1))
+        hidden = swiglu(gate_up.view(rows * count, 2 * width), shares.reshape(-1, 1), limit)
+        hidden = self._expert_input(hidden, experts).view(rows, count * width)
+        return torch.nn.functional.linear(hidden, experts.w2.transpose(0, 1).flatten(1))
+
+    @override
+    def select_entries(self, request: IndexRequest, batch: Batch) -> tuple[Selection, Tensor | None]:
+        """Long chunks read each sequence's keys once instead of once a row."""
+        return super().select_entries(request, batch)
+
+
+def _mixing(z: Floats, parameters: MixParameters, settings: MixSettings) -> Mix:
+    """pre, post and comb from z [T, 2 S + S * S]."""
+    base, scale = parameters.base.numpy(), parameters.scale.numpy()
+    rows, count = z.shape[0], int((z.shape[1] + 1) ** 0.5) - 1
+    pre = 1 / (1 + np.exp(-(z[:, :count] * scale[0] + base[:count]))) + settings.eps
+    post = 2 / (1 + np.exp(-(z[:, count : 2 * count] * scale[1] + base[count : 2 * count])))
+    logits = (z[:, 2 * count :] * scale[2] + base[2 * count :]).reshape(rows, count, count)
+    logits = np.exp(logits - logits.max(2, keepdims=True))
+    comb = np.ones((rows, count * count + 1), z.dtype)
+    comb[:, :-1] = (logits / logits.sum(2, keepdims=True) + settings.eps).reshape(rows, -1)
+    by_row, by_column = _sums(count, settings.eps, z.dtype)
+    total = np.empty_like(comb)
+    np.divide(comb, np.matmul(comb, by_column, out=total), out=comb)
+    for _ in range(settings.iterations - 1):
+        np.divide(comb, np.matmul(comb, by_row, out=total), out=comb)
+        np.divide(comb, np.matmul(comb, by_column, out=total), out=comb)
+    matrix = torch.from_numpy(comb[:, :-1].reshape(rows, count, count))
+    return Mix(torch.from_numpy(pre), torch.from_numpy(post), matrix)
+
+
+@cache
+def _sums(count: int, eps: float, dtype: np.dtype[np.floating]) -> tuple[Floats, Floats]:
+    """Matrices that turn [comb, 1] into [sums over the row (or column) of each element plus eps, 1].
+
+    One product then gives every divisor of a normalisation, and the last column stays 1.
+    """
+    place = np.arange(count * count)
+    sums = []
+    for line in (place // count, place % count):
+        matrix = np.full((count * count + 1, count * count + 1), eps, dtype)
+        matrix[:-1, :-1] = line[:, None] == line
+        matrix[:, -1] = 0
+        matrix[-1, -1] = 1
+        sums.append(matrix)
+    return sums[0], sums[1]
