@@ -36,12 +36,12 @@ OPS: tuple[Callable[..., object], ...] = (
     Ops.log_probs,
     Ops.best,
 )
-"""What a step spends its time in; the other public methods of `Ops` prepare weights and memory, or are parts of these."""
+"""What a step spends its time in; other public methods of `Ops` prepare weights and memory, or are parts of these."""
 
 
 @dataclass(frozen=True)
 class OpReport:
-    """Who computes one op: `implementation` is "module.Class"; `reason` says why it is the reference (None: it is not)."""
+    """Who computes an op: `implementation` is "module.Class"; `reason` says why it is the reference (or None)."""
 
     op: str
     implementation: str
