@@ -21,7 +21,6 @@ from deepinfer.accelerator.parameters import Precision
 class CacheLayout:
     """Bytes of cache memory, by kind; the bytes themselves are opaque to everybody but the ops.
 
-    bytes_per_token         entries and index keys of all sources, averaged over a block (the released V4.1: 890)
     block_bytes             one block of BLOCK_TOKENS tokens in the pool of entries and index keys
     window_block_bytes      one block of BLOCK_TOKENS tokens of window KV of all layers and draft stages
     state_bytes             per-sequence memory: the tails of all compressors
@@ -35,17 +34,21 @@ class CacheLayout:
 
     @property
     def bytes_per_token(self) -> float:
+        """Bytes of entries and index keys for one token, averaged over a block (the released V4.1: 890)."""
         return self.block_bytes / BLOCK_TOKENS
 
 
 class Event(Protocol):
     """A point in a stream: results computed before it are valid once it is reached."""
 
-    def record(self) -> None: ...
+    def record(self) -> None:
+        """Mark this point of the current stream."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until the point is reached."""
 
-    def query(self) -> bool: ...
+    def query(self) -> bool:
+        """Say whether the point is reached."""
 
 
 class Accelerator(ABC):

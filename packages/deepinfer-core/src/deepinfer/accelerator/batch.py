@@ -15,12 +15,15 @@ BLOCK_TOKENS = 128
 
 
 def tail_tokens(ratio: int) -> int:
-    """Tokens that a compressor must remember: its unfinished group; ratio 4 overlaps and needs the last whole one too."""
+    """Tokens that a compressor remembers: its unfinished group and, where groups overlap (ratio 4), the one before."""
     return 2 * ratio if ratio == 4 else ratio
 
 
 RecordFormat = Literal["fp8_group32", "fp4_group16", "fp4_group32", "fp8_rope", "bfloat16", "float32", "float64"]
-"""How a cached vector is stored: V4.1 window KV, V4.1 entries, index keys of both, V4 window KV and entries, unquantised."""
+"""How a cached vector is stored.
+
+In this order: V4.1 window KV, V4.1 entries, index keys of both families, V4 window KV and entries, unquantised.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Batch:
     states [R]             row of each sequence in per-sequence memory (compressor tails)
     decoder_starts [R]     first position that runs the decoder half; its window sees no key before it
     groups                 for each compression ratio of the model above 0, the rows that complete a group
-    logit_rows [L]         rows whose logits are wanted, counted over the decoder rows (over T when decoder_rows is None)
+    logit_rows [L]         rows whose logits are wanted, counted over decoder rows (over T without decoder_rows)
     decoder_rows [Td]      rows that go on past the first decoder layer; None = all of them
     image_rows [T] bool    rows inside an image span; None = none.  They take `bias_vl`, no Engram, and cut n-grams
     image_features [T, D]  embeddings of the image rows (other rows are ignored); None = none

@@ -3,6 +3,7 @@
 A host has no launch to hide behind: a chain of small torch calls costs its call overhead, several microseconds each.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import override
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.accelerator.batch import Batch, Selection
+from deepinfer.accelerator.batch import Batch
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.expert_routing import PackedExperts, swiglu
 from deepinfer.accelerator.ops.sparse_attention import IndexRequest
@@ -20,6 +21,9 @@ from deepinfer.accelerator.parameters import MixParameters
 
 PICKED_SHARE = 4
 """All experts run on all rows when there are at most this many of them for each pick of a row."""
+
+FEW_ROWS = 64
+"""Up to this many rows the cost of a mixing is that of its calls, not of its sums."""
 
 Floats = NDArray[np.floating]
 
@@ -36,25 +40,28 @@ class CpuOps(Ops):
         settings: MixSettings,
         norm: Tensor,
     ) -> tuple[Tensor, Mix]:
-        """The same sums in numpy, whose calls on a few numbers cost a third of torch's."""
-        wide: Floats = streams.to(self.precision.wide).numpy()
-        flat = wide.reshape(wide.shape[0], -1)
-        z = flat @ parameters.fn.numpy().T
-        z *= 1 / np.sqrt(np.einsum("td,td->t", flat, flat) / flat.shape[1] + settings.norm_eps)[:, None]
+        """Few rows: the same sums in numpy, whose calls on a few numbers cost a third of torch's."""
+        if streams.shape[0] > FEW_ROWS:
+            return super().mix_in(streams, incoming, parameters, settings, norm)
+        flat = streams.to(self.precision.wide).flatten(1)
+        z: Floats = torch.nn.functional.linear(flat, parameters.fn).numpy()
+        numbers: Floats = flat.numpy()
+        z *= 1 / np.sqrt(np.einsum("td,td->t", numbers, numbers) / numbers.shape[1] + settings.norm_eps)[:, None]
         mix = _mixing(z, parameters, settings)
         read = mix.pre if incoming is None else incoming
-        x = torch.from_numpy(np.matmul(read.numpy()[:, None], wide)[:, 0]).to(self.precision.dtype)
-        return self.rms_norm(x, norm, settings.norm_eps), mix
+        x = np.matmul(read.numpy()[:, None], numbers.reshape(streams.shape))[:, 0]
+        return self.rms_norm(torch.from_numpy(x).to(self.precision.dtype), norm, settings.norm_eps), mix
 
     @override
     def mixing(self, z: Tensor, parameters: MixParameters, settings: MixSettings) -> Mix:
-        return _mixing(z.numpy(), parameters, settings)
+        few = z.shape[0] <= FEW_ROWS
+        return _mixing(z.numpy(), parameters, settings) if few else super().mixing(z, parameters, settings)
 
     @override
     def experts(self, x: Tensor, picks: Tensor, weights: Tensor, experts: PackedExperts, limit: float) -> Tensor:
-        """Where a row picks a quarter of all experts or more, every expert runs on every row, unpicked ones with weight 0.
+        """Where a row picks a quarter of all experts or more, every expert runs on every row.
 
-        That is a handful of calls instead of a dozen for each expert.
+        Unpicked ones have weight 0.  That is a handful of calls instead of a dozen for each expert.
         """
         if experts.w13 is None or experts.w2 is None or experts.count > PICKED_SHARE * picks.shape[1]:
             return super().experts(x, picks, weights, experts, limit)
@@ -67,9 +74,16 @@ class CpuOps(Ops):
         return torch.nn.functional.linear(hidden, experts.w2.transpose(0, 1).flatten(1))
 
     @override
-    def select_entries(self, request: IndexRequest, batch: Batch) -> tuple[Selection, Tensor | None]:
-        """Long chunks read each sequence's keys once instead of once a row."""
-        return super().select_entries(request, batch)
+    def _index_scores(self, request: IndexRequest, query: Tensor, batch: Batch, rows: slice, count: int) -> Tensor:
+        """Rows of one sequence share one copy of its keys; the reference gathers them again for every row."""
+        sequences = batch.sequences[rows]
+        first, last = int(sequences[0]), int(sequences[-1])
+        if first != last:
+            return super()._index_scores(request, query, batch, rows, count)
+        entries = torch.arange(count).unsqueeze(0)
+        one = replace(batch, sequences=sequences[:1])
+        keys = self.read_records(request.keys, self.selection(one, entries, request.ratio).slots[0])
+        return self._score(request, query[rows], keys, batch.positions[rows], rows)
 
 
 def _mixing(z: Floats, parameters: MixParameters, settings: MixSettings) -> Mix:

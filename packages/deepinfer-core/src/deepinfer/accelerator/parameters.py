@@ -34,7 +34,7 @@ class StoredWeight:
     """A matrix [out, in] as it lies in the checkpoint (memory-mapped, on the CPU).
 
     data    BF16/F32 [out, in]; or F8_E4M3 [out, in]; or FP4 pairs as int8 [out, in / 2]
-    scale   float8_e8m0fnu, or None when data is not quantised.  FP8: [ceil(out/block), ceil(in/block)]; FP4: [out, in/32]
+    scale   float8_e8m0fnu, FP8: [ceil(out/block), ceil(in/block)], FP4: [out, in/32]; None when data is not quantised
     block   side of an FP8 scale block (32 or 128); for FP4 the activation group width; 0 when not quantised
     """
 
@@ -44,10 +44,12 @@ class StoredWeight:
 
     @property
     def is_fp4(self) -> bool:
+        """Whether data holds E2M1 pairs."""
         return self.scale is not None and self.data.dtype == torch.int8
 
     @property
     def elements(self) -> int:
+        """Numbers in the matrix."""
         return self.data.numel() * (2 if self.is_fp4 else 1)
 
 
@@ -70,7 +72,7 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class MixParameters:
-    """Hyper-connection parameters of one sub-layer, float32 (float64 in float64 mode): fn [24, 4 D], base [24], scale [3].
+    """Hyper-connection parameters of one sub-layer, wide: fn [24, 4 D], base [24], scale [3].
 
     For the head of V4: fn [4, 4 D], base [4], scale [1].
     """

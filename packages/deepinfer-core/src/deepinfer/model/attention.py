@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer.accelerator.batch import Batch, Rope
 from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.ops.sparse_attention import KeySources
 from deepinfer.model.compressor import Compressor
 from deepinfer.model.config import LayerConfig, ModelConfig
 from deepinfer.model.indexer import Index, Indexer
@@ -15,7 +16,7 @@ from deepinfer.model.weights import Weights
 
 
 class Attention:
-    """`prefix`.{wq_a, q_norm, wq_b, wkv, kv_norm, attn_sink, wo_a, wo_b} with `compressor` and `indexer` where owned."""
+    """`prefix`.{wq_a, q_norm, wq_b, wkv, kv_norm, attn_sink, wo_a, wo_b}; `compressor` and `indexer` where owned."""
 
     def __init__(
         self, config: ModelConfig, layer: LayerConfig, weights: Weights, ops: Ops, prefix: str, rope: Rope
@@ -61,11 +62,8 @@ class Attention:
             index = self.indexer.forward(x, latent, batch, cache, index)
         elif self.layer.ratio and self.layer.index_source is None:
             index = Index(ops.everything(batch, self.layer.ratio))
-        entries = None
-        if self.layer.ratio:
-            assert index is not None
-            assert cache.entries is not None
-            entries = (cache.entries, index.selection)
-        out = ops.attention(q, cache.window, entries, self.sink, batch, self.rope, decoder=self.layer.decoder)
+        selection = index.selection if self.layer.ratio and index is not None else None
+        keys = KeySources(cache.window, cache.entries, selection, self.layer.decoder)
+        out = ops.attention(q, keys, self.sink, batch, self.rope)
         grouped = ops.grouped_linear(out.view(out.shape[0], config.o_groups, -1), self.out_down)
         return ops.linear(grouped, self.out_up), index

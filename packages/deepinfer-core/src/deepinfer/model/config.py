@@ -1,7 +1,8 @@
 """The model's configuration: frozen dataclasses that V4.1 and V4 share.
 
 Everything that differs between the families is a field here, so that the layers branch on facts and never on a name.
-Reading config.json is `read_config.py`'s, tensor names and shapes are `inventory.py`'s.  Source: spec of the released config (sections 2 and 16 of the model card).
+Reading config.json is `read_config.py`'s, tensor names and shapes are `inventory.py`'s.
+Source: model card, config.json and V4 to V4.1.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class EngramConfig:
-    """One Engram layer: an n-gram hash memory. `rows` is the length of its table; `order` counts Engram layers from 0."""
+    """One Engram layer: `rows` is the length of its table; `order` counts Engram layers from 0."""
 
     rows: int
     order: int

@@ -1,4 +1,4 @@
-"""The model: embedding, blocks, final collapse and head. One class runs V4.1 and V4; the configuration tells them apart.
+"""The model: embedding, blocks, final collapse and head. One class runs V4.1 and V4, told apart by configuration.
 
 Letters, here and in every op:  T rows (tokens) of a step, Td of them in the decoder half, L rows with logits,
 R sequences, H heads, D hidden or head size, S residual streams, E experts, k picks, V vocabulary, N or K entries.
@@ -93,7 +93,7 @@ class DeepSeek:
         self.taps = config.draft.target_layers if config.draft else ()
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        """Run one step: writes cache memory for every row, returns logits of `batch.logit_rows` and drafter features."""
+        """Run one step: write cache memory for every row, return logits of `batch.logit_rows` and drafter features."""
         flow, batch = self.embed(batch), self._prepare(batch)
         taps: dict[int, Tensor] = {}
         for block in self.blocks:

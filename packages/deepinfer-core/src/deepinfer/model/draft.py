@@ -1,7 +1,7 @@
 """The V4.1 draft stages (`mtp.*`): blocks that read what the target's taps saw and a block of noise tokens.
 
 Owns the stages, their context in window KV and the head parameters; turning hidden rows into draft tokens
-(Markov and confidence heads, noise, verification) is deepspark's, which reaches the stages through `DraftStages`' shape.
+(Markov and confidence heads, noise, verification) is deepspark's, which reaches the stages by their shape.
 Source: the section on the DSpark drafter of the model card.
 """
 
@@ -28,7 +28,7 @@ class DraftHeads:
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """hidden [R * B, D]: the collapsed streams before the norm; logits [R * B, V]: the shared head over the normed ones."""
+    """hidden [R * B, D]: collapsed streams before the norm; logits [R * B, V] wide: the shared head over their norm."""
 
     hidden: Tensor
     logits: Tensor

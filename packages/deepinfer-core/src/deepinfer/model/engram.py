@@ -43,7 +43,7 @@ class Engram:
         )
 
     def forward(self, streams: Tensor, batch: Batch) -> Tensor:
-        """Streams [T, S, D] with each row's memory added; depends on token ids for what, on the streams for how much."""
+        """Streams [T, S, D] with each row's memory added: token ids decide what, the streams how much."""
         rows = self.ops.ngram_rows(batch, self.hash)
         memory = self.ops.linear(self.ops.engram_lookup(rows, self.table), self.memory)
         return self.ops.engram_gate(streams, memory, self.weights, self.eps, batch.image_rows)

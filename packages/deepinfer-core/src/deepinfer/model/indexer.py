@@ -52,7 +52,7 @@ class Indexer:
         self.ops.write_entries(keys, batch, self.layer.ratio, self.rope, cache.index_keys, transform=transform)
 
     def forward(self, x: Tensor, q_latent: Tensor, batch: Batch, cache: LayerCache, above: Index | None) -> Index:
-        """Select entries for rows x [T, D] with normed query latents [T, q_rank]; `above` is the last index source's."""
+        """Select entries for rows x [T, D] with normed query latents [T, q_rank]; `above` is the last source's."""
         ratio, config = self.layer.ratio, self.config
         if ratio in dense_ratios(config, batch.max_context):
             return Index(self.ops.everything(batch, ratio))

@@ -21,7 +21,7 @@ LAYOUT_VERSION = 1
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one layer may read and write. `window` is its own; the rest belongs to its sources (None where it has none)."""
+    """What one layer may read and write: its own window KV, and what its sources own (None where it has none)."""
 
     window: RecordView
     entries: RecordView | None = None
@@ -68,7 +68,7 @@ def _tails(config: ModelConfig, layer: LayerConfig) -> list[int]:
 
 
 def cache_layout(config: ModelConfig, precision: Precision) -> CacheLayout:
-    """Add up the bytes of one block of each pool and of one sequence's state (the section on KV cache of the model card)."""
+    """Add up the bytes of one block of each pool and of one sequence's state (model card: KV cache)."""
     formats = cache_formats(config, precision)
     window = record_bytes(formats.window, config.head_dim, config.rope.dim) * BLOCK_TOKENS
     block = 0

@@ -10,7 +10,7 @@ from deepinfer.model.config import ModelConfig, RopeConfig
 
 
 def make_ropes(config: RopeConfig, device: torch.device) -> tuple[Rope, Rope]:
-    """Return the plain table (window-only layers, draft stages) and the compressed one (layers with a ratio above 0)."""
+    """Return the plain table (window-only layers, draft stages) and the compressed one (ratios above 0)."""
     return (
         Rope("plain", config.dim, _frequencies(config.theta, config.dim).to(device)),
         Rope("compressed", config.dim, _stretched(config).to(device)),

@@ -27,7 +27,7 @@ class MoE:
         self.shared = weights.expert(f"{prefix}.shared_experts")
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """y [T, D] for normed rows x [T, D]."""
+        """Return y [T, D] for normed rows x [T, D]."""
         picks = None if self.picks is None else self.picks.index_select(0, batch.token_ids)
         bias = self.bias
         if batch.image_rows is not None and self.image_bias is not None and bias is not None:

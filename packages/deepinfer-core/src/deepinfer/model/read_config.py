@@ -57,7 +57,7 @@ class _Keys:
             raise self.fail(key, "a list of integers")
         return tuple(value)
 
-    def object(self, key: str) -> "_Keys":
+    def section(self, key: str) -> "_Keys":
         value = self.values.get(key)
         if not isinstance(value, dict):
             raise self.fail(key, "an object")
@@ -96,7 +96,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
             f"this engine runs {' and '.join(RATIOS)}"
         )
     top = _Keys(values, where)
-    text = top.object("text_config") if kind == "deepseek_v41" else top
+    text = top.section("text_config") if kind == "deepseek_v41" else top
     for key, allowed in (
         ("hidden_act", "silu"),
         ("attention_bias", False),
@@ -175,7 +175,7 @@ def _check_sizes(config: ModelConfig, text: _Keys) -> None:
 
 
 def _rope(text: _Keys) -> RopeConfig:
-    scaling = text.object("rope_scaling")
+    scaling = text.section("rope_scaling")
     if scaling.values.get("rope_type", scaling.values.get("type")) != "yarn":
         raise scaling.fail("rope_type", "'yarn'")
     return RopeConfig(
@@ -336,7 +336,7 @@ def _draft(text: _Keys) -> DraftConfig | None:
 
 
 def _vision(top: _Keys) -> VisionConfig:
-    vision = top.object("vision_config")
+    vision = top.section("vision_config")
     return VisionConfig(
         layers=vision.integer("num_hidden_layers"),
         hidden=vision.integer("hidden_size"),
@@ -349,7 +349,7 @@ def _vision(top: _Keys) -> VisionConfig:
 def _quant(top: _Keys) -> QuantConfig | None:
     if top.values.get("quantization_config") is None:
         return None
-    quant = top.object("quantization_config")
+    quant = top.section("quantization_config")
     if quant.values.get("quant_method") != "fp8" or quant.values.get("scale_fmt", "ue8m0") != "ue8m0":
         raise quant.fail("quant_method", "'fp8' with scale_fmt 'ue8m0'")
     block = quant.integers("weight_block_size")

@@ -26,7 +26,7 @@ from deepinfer.accelerator.conformance.inputs import (
 )
 from deepinfer.accelerator.conformance.paged_cache import TURN, prepared
 from deepinfer.accelerator.ops import Ops
-from deepinfer.accelerator.ops.sparse_attention import IndexRequest
+from deepinfer.accelerator.ops.sparse_attention import IndexRequest, KeySources
 
 
 def attention_cases(sizes: Sequence[Shapes]) -> list[Case]:
@@ -107,17 +107,9 @@ def _attention(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
         given = ops.tensor(q)
         bound = functools.partial(_bound, shapes, memory.magnitude, q)
         for name, selection in _selections(ops, memory, ratio).items():
-            entries = None if memory.entries is None or selection is None else (memory.entries, selection)
             for decoder in (False, True):
-                out = ops.attention(
-                    given,
-                    memory.window,
-                    entries,
-                    ops.tensor(sink, ops.precision.wide),
-                    memory.batch,
-                    rope,
-                    decoder=decoder,
-                )
+                keys = KeySources(memory.window, memory.entries, selection, decoder)
+                out = ops.attention(given, keys, ops.tensor(sink, ops.precision.wide), memory.batch, rope)
                 half = "decoder" if decoder else "encoder"
                 accumulated, operands = bound()
                 outcomes.append(Outcome(f"{kind}, {name}, {half}", out, accumulated, operands))

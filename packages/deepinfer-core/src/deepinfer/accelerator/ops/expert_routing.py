@@ -114,7 +114,7 @@ class ExpertRoutingOps(ProjectionOps):
 
 
 def swiglu(gate_up: Tensor, weight: Tensor | None, limit: float) -> Tensor:
-    """weight * silu(min(gate, limit)) * clamp(up, -limit, limit): gate_up [n, 2 I], weight [n, 1] -> [n, I]."""
+    """Weight * silu(min(gate, limit)) * clamp(up, -limit, limit): gate_up [n, 2 I], weight [n, 1] -> [n, I]."""
     gate, up = gate_up.chunk(2, dim=1)
     hidden = functional.silu(gate.clamp_max(limit)) * up.clamp(-limit, limit)
     return hidden if weight is None else hidden * weight

@@ -1,6 +1,6 @@
 """Engram: from the last token ids to table rows, from rows to vectors, and into the residual streams.
 
-Tables may stay in host memory; only the rows that are looked up are read. Source: the section on Engram of the model card.
+Tables may stay in host memory; only the rows that are looked up are read. Source: model card, Engram.
 """
 
 from dataclasses import dataclass
@@ -93,11 +93,11 @@ class NgramMemoryOps(ProjectionOps):
         """
         count, width = streams.shape[1:]
         wide = streams.to(self.precision.wide)
-        keys, values = memory.to(self.precision.wide).split((count * width, width), 1)
-        keys = keys.unflatten(1, (count, width))
+        memory = memory.to(self.precision.wide).view(-1, count + 1, width)
+        keys, values = memory[:, :-1], memory[:, -1:]
         norm = torch.rsqrt(wide.square().mean(2) + eps) * torch.rsqrt(keys.square().mean(2) + eps)
         dot = (wide * keys * (weights[0] * weights[1])).sum(2) * norm * width**-0.5
         gate = torch.sigmoid(torch.sign(dot) * dot.abs().clamp_min(1e-6).sqrt())
         if image_rows is not None:
             gate = gate.masked_fill(image_rows.unsqueeze(1), 0.0)
-        return (wide + gate.unsqueeze(2) * values.unsqueeze(1)).to(self.precision.dtype)
+        return (wide + gate.unsqueeze(2) * values).to(self.precision.dtype)

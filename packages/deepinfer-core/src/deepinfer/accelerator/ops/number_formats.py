@@ -78,10 +78,10 @@ def has_nan_scale(scale: Tensor) -> bool:
 
 def _groups(x: Tensor, size: int) -> Tensor:
     """Float32 [..., n, size] view of the last dimension, padded with zeros to whole groups."""
-    x = x.to(torch.float32)
+    x = x.to(torch.float32).contiguous()
     if short := -x.shape[-1] % size:
         x = torch.nn.functional.pad(x, (0, short))
-    return x.unflatten(-1, (-1, size))
+    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def fp8_quantise(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def fp8_quantise(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 def fp8_dequantise(codes: Tensor, byte: Tensor, group: int) -> Tensor:
     """Float32 values of `fp8_quantise`'s result (padding included)."""
-    return (codes.to(torch.float32).unflatten(-1, (-1, group)) * power_of_two(byte).unsqueeze(-1)).flatten(-2)
+    return (_groups(codes, group) * power_of_two(byte).unsqueeze(-1)).flatten(-2)
 
 
 def fp8_round(x: Tensor, group: int) -> Tensor:
@@ -127,11 +127,8 @@ def fp4_quantise(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 def fp4_dequantise(codes: Tensor, byte: Tensor, group: int) -> Tensor:
     """Float32 values of `fp4_quantise`'s result."""
-    if group == 16:
-        scale = byte.view(torch.float8_e4m3fn).to(torch.float32)
-    else:
-        scale = e8m0_values(byte)
-    return (e2m1_values(codes).unflatten(-1, (-1, group)) * scale.unsqueeze(-1)).flatten(-2)
+    scale = byte.view(torch.float8_e4m3fn).to(torch.float32) if group == 16 else e8m0_values(byte)
+    return (_groups(e2m1_values(codes), group) * scale.unsqueeze(-1)).flatten(-2)
 
 
 def fp4_round(x: Tensor, group: int) -> Tensor:
@@ -153,7 +150,7 @@ def dequantise_rows(data: Tensor, scale: Tensor) -> Tensor:
     data: E4M3 [..., C], or E2M1 pairs as int8/uint8 [..., C / 2]; scale [..., C / 32].
     """
     values = data.to(torch.float32) if data.dtype == torch.float8_e4m3fn else e2m1_values(unpack_nibbles(data))
-    return (values.unflatten(-1, (-1, 32)) * e8m0_values(scale).unsqueeze(-1)).flatten(-2)
+    return (_groups(values, 32) * e8m0_values(scale).unsqueeze(-1)).flatten(-2)
 
 
 def hadamard(x: Tensor) -> Tensor:

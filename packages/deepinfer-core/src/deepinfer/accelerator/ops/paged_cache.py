@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, RecordFormat, RecordView, Rope, Selection, TailView, tail_tokens
+from deepinfer.accelerator.batch import (
+    BLOCK_TOKENS,
+    Batch,
+    RecordFormat,
+    RecordView,
+    Rope,
+    Selection,
+    TailView,
+    tail_tokens,
+)
 from deepinfer.accelerator.ops.number_formats import (
     fp4_dequantise,
     fp4_quantise,

@@ -74,7 +74,7 @@ class ProjectionOps(OpsSettings):
         return StoredWeight(weight.data.to(self.device), scale, weight.block)
 
     def linear(self, x: Tensor, weight: PackedLinear, *, wide: bool = False) -> Tensor:
-        """x [..., in] times weight^T -> [..., out] in the activation dtype, or unrounded with `wide`.
+        """X [..., in] times weight^T -> [..., out] in the activation dtype, or unrounded with `wide`.
 
         With `round_group` the inputs go through FP8 first: groups along `in`, as the checkpoint was trained.
         """
@@ -101,7 +101,7 @@ class ProjectionOps(OpsSettings):
         return table.index_select(0, token_ids).to(self.precision.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """weight * x / sqrt(mean(x^2) + eps) over the last dimension; one rounding to the activation dtype.
+        """Weight * x / sqrt(mean(x^2) + eps) over the last dimension; one rounding to the activation dtype.
 
         `weight` is wide; without it only the scaling (V4's per-head query norm).
         """

@@ -39,6 +39,19 @@ class IndexRequest:
     transform: bool = False
 
 
+@dataclass(frozen=True)
+class KeySources:
+    """Where a layer's keys lie: its window KV, and compressed entries with what was selected of them, or None.
+
+    `decoder` restricts window keys to positions from the sequence's decoder start.
+    """
+
+    window: RecordView
+    entries: RecordView | None
+    selection: Selection | None
+    decoder: bool
+
+
 class SparseAttentionOps(PagedCacheOps):
     """Reference attention: gathers every key of every row and multiplies."""
 
@@ -49,42 +62,31 @@ class SparseAttentionOps(PagedCacheOps):
         turns = prepared_of(batch).rotations[rope.name].unsqueeze(1)
         return rotate_(q.to(self.precision.wide, copy=True), turns).to(self.precision.dtype)
 
-    def attention(
-        self,
-        q: Tensor,
-        window: RecordView,
-        entries: tuple[RecordView, Selection] | None,
-        sink: Tensor,
-        batch: Batch,
-        rope: Rope,
-        *,
-        decoder: bool,
-    ) -> Tensor:
+    def attention(self, q: Tensor, keys: KeySources, sink: Tensor, batch: Batch, rope: Rope) -> Tensor:
         """Attend from q [T, H, D] (rotated) to window keys and selected entries; K and V are the stored vector.
 
         o = sum_n e^(q k_n / sqrt(D)) k_n / (sum_n e^(q k_n / sqrt(D)) + e^sink), its rotary tail then rotated by minus
-        the row's position.  `decoder` restricts window keys to positions from the sequence's decoder start.
-        Returns [T, H, D] in the activation dtype.
+        the row's position.  Returns [T, H, D] in the activation dtype.
         """
         prepared = prepared_of(batch)
-        slots, bias = prepared.window_reads, prepared.decoder_bias if decoder else prepared.encoder_bias
-        width = slots.shape[1] + (entries[1].slots.shape[1] if entries else 0)
+        slots, bias = prepared.window_reads, prepared.decoder_bias if keys.decoder else prepared.encoder_bias
+        width = slots.shape[1] + (keys.selection.slots.shape[1] if keys.selection else 0)
         piece = max(1, ROW_BUDGET // (width * q.shape[2]))
         outputs = []
         for start in range(0, q.shape[0], piece):
             rows = slice(start, start + piece)
-            keys = [self.read_records(window, slots[rows])]
-            visible = [bias[rows]]
-            if entries is not None:
-                keys.append(self.read_records(entries[0], entries[1].slots[rows]))
-                visible.append(entries[1].bias[rows])
-            outputs.append(self._attend(q[rows], torch.cat(keys, 1), torch.cat(visible, 1), sink))
+            vectors, visible = self.read_records(keys.window, slots[rows]), bias[rows]
+            if keys.entries is not None and keys.selection is not None:
+                chosen = self.read_records(keys.entries, keys.selection.slots[rows])
+                vectors = torch.cat((vectors, chosen), 1)
+                visible = torch.cat((visible, keys.selection.bias[rows]), 1)
+            outputs.append(self._attend(q[rows], vectors, visible, sink))
         wide = torch.cat(outputs) if len(outputs) != 1 else outputs[0]
         turns = prepared.rotations[rope.name].conj().unsqueeze(1)
         return rotate_(wide, turns).to(self.precision.dtype)
 
     def _attend(self, q: Tensor, keys: Tensor, bias: Tensor, sink: Tensor) -> Tensor:
-        """q [t, H, D], keys [t, N, D] wide, bias [t, N] -> [t, H, D] wide."""
+        """Q [t, H, D], keys [t, N, D] wide, bias [t, N] -> [t, H, D] wide."""
         queries = q.to(self.precision.wide)
         scores = torch.baddbmm(bias.unsqueeze(1), queries, keys.transpose(1, 2), alpha=q.shape[2] ** -0.5)
         scores = torch.cat((scores, sink.view(1, -1, 1).expand(q.shape[0], -1, 1)), 2)
@@ -154,9 +156,15 @@ class SparseAttentionOps(PagedCacheOps):
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """Indices [t, min(count, N)] of the largest scores, smaller index first on ties; -1 where the score is -inf."""
-    ordered = torch.sort(scores, dim=1, descending=True, stable=True)
-    return torch.where(ordered.values[:, :count] > -torch.inf, ordered.indices[:, :count], -1)
+    """Indices [t, min(count, N)] of the largest scores, in no order; ties go to the smaller index; -1 where -inf."""
+    count = min(count, scores.shape[1])
+    if count == 0:
+        return scores.new_zeros((scores.shape[0], 0), dtype=torch.int64)
+    last = torch.topk(scores, count, dim=1).values[:, -1:]
+    above, ties = scores > last, scores == last
+    chosen = above | (ties & (ties.cumsum(1) <= count - above.sum(1, keepdim=True)))
+    indices = torch.topk(chosen.to(torch.int8), count, dim=1).indices
+    return torch.where(scores.gather(1, indices) > -torch.inf, indices, -1)
 
 
 def _inside(blocks: Tensor, count: int, size: int) -> Tensor:

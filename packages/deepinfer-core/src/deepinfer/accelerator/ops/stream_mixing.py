@@ -24,7 +24,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class MixSettings:
-    """Constants of the mixing: iterations of the Sinkhorn normalisation (the first column pass included) and epsilons."""
+    """Constants of the mixing: Sinkhorn iterations (the first column pass included) and epsilons."""
 
     iterations: int
     eps: float
@@ -52,7 +52,7 @@ class StreamMixingOps(ProjectionOps):
         return self.rms_norm(x, norm, settings.norm_eps), mix
 
     def mix_logits(self, streams: Tensor, parameters: MixParameters, settings: MixSettings) -> Tensor:
-        """z = (fn . flat(S)) / sqrt(mean(flat(S)^2) + eps), wide [T, rows of fn]."""
+        """Z = (fn . flat(S)) / sqrt(mean(flat(S)^2) + eps), wide [T, rows of fn]."""
         flat = streams.flatten(1).to(self.precision.wide)
         scale = torch.rsqrt(flat.square().mean(1, keepdim=True) + settings.norm_eps)
         return functional.linear(flat, parameters.fn) * scale
