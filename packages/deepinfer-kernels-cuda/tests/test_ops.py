@@ -1,0 +1,15 @@
+"""What the wheel says about its ops: for now each is the reference, and the report does not claim more."""
+
+import torch
+
+from deepinfer.accelerator.cpu import CpuAccelerator
+from deepinfer.accelerator.parameters import Precision
+from deepinfer.accelerator.report import report_ops
+from deepinfer_kernels_cuda.ops import NvidiaOps
+
+
+def test_every_op_is_reported_as_the_reference() -> None:
+    ops = NvidiaOps(torch.device("cpu"), Precision(torch.bfloat16, round_inputs=True, cache="records"))
+    reports = report_ops(CpuAccelerator(), ops)
+    assert {report.implementation for report in reports} == {"reference"}
+    assert all(report.reason for report in reports)
