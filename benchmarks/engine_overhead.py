@@ -1,0 +1,97 @@
+"""What the engine costs a step beside the model: schedule, build and commit, while every sequence decodes.
+
+Run as `uv run python benchmarks/engine_overhead.py`.  Tables have the released model's shape (window 128, ratios 1 and
+2, 3 earlier ids); no model runs.  Each number is the median over the steps, with the best tenth beside it because a
+shared machine disturbs the rest.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from deepinfer.accelerator.parameters import Precision
+from deepinfer.engine.batch_builder import BatchBuilder
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.plan import Sampled
+from deepinfer.engine.request import Request, SamplingParams
+from deepinfer.engine.scheduler import Scheduler
+from deepinfer.engine.sequence import Sequence, SequenceTable, blocks_for
+
+WINDOW, RATIOS, HISTORY = 128, (1, 2), 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The facts of a model that tables depend on."""
+
+    ratios: tuple[int, ...] = RATIOS
+
+
+def make(batch: int, length: int, steps: int) -> tuple[Scheduler, BatchBuilder]:
+    """Return scheduler and builder with `batch` sequences of about `length` tokens, all past their prompt."""
+    longest = 4 * length + 4 * steps
+    config = EngineConfig(
+        precision=Precision(torch.float32, round_inputs=False, cache="model"),
+        decoder_replay=WINDOW + 12,
+        max_model_len=longest,
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(8192, batch),
+        blocks=batch * blocks_for(longest),
+        window_blocks=3 * batch + 66,
+        seed=0,
+    )
+    table = SequenceTable(batch, history=HISTORY, blocks=blocks_for(longest), windows=config.window_width(WINDOW))
+    scheduler = Scheduler(config, WINDOW, table)
+    generator = np.random.default_rng(0)
+    for number in range(batch):
+        tokens = generator.integers(0, 1000, length + int(generator.integers(0, length)))
+        request = Request(tokens.tolist(), SamplingParams(max_tokens=None))
+        start = max(0, len(tokens) - WINDOW - 12)
+        scheduler.submit(Sequence(number, request, number, tokens, start, longest, frozenset({1}), None, None))
+    return scheduler, BatchBuilder(Shape(), table, torch.device("cpu"))
+
+
+def measure(batch: int, length: int, steps: int) -> dict[str, list[float]]:
+    """Return the microseconds of each part in each step in which all sequences decode."""
+    scheduler, builder = make(batch, length, steps)
+    times: dict[str, list[float]] = {"schedule": [], "build": [], "commit": []}
+    while len(times["commit"]) < steps:
+        marks = [time.perf_counter()]
+        plan = scheduler.schedule()
+        marks.append(time.perf_counter())
+        builder.build(plan)
+        marks.append(time.perf_counter())
+        tokens = np.full(int(plan.samples.sum()), 7, dtype=np.int64)
+        marks.append(time.perf_counter())
+        scheduler.commit(plan, Sampled(tokens))
+        marks.append(time.perf_counter())
+        if len(plan.rows) == batch and plan.samples.all() and (plan.counts == 1).all():
+            for name, start, end in zip(times, (0, 1, 3), (1, 2, 4), strict=True):
+                times[name].append((marks[end] - marks[start]) * 1e6)
+    return times
+
+
+def main() -> None:
+    """Print a table of microseconds a step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--length", type=int, default=4096, help="tokens of the shortest sequence")
+    parser.add_argument("--steps", type=int, default=600)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"microseconds a step, median (best tenth) of {arguments.steps} steps, {arguments.length}+ tokens a sequence")
+    print(f"{'batch':>6} {'schedule':>16} {'build':>16} {'schedule+build':>16} {'commit':>16}")
+    for batch in arguments.batch:
+        times = measure(batch, arguments.length, arguments.steps)
+        both = [a + b for a, b in zip(times["schedule"], times["build"], strict=True)]
+        columns = [times["schedule"], times["build"], both, times["commit"]]
+        cells = [f"{statistics.median(column):.0f} ({statistics.quantiles(column, n=10)[0]:.0f})" for column in columns]
+        print(f"{batch:>6} " + " ".join(f"{cell:>16}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()

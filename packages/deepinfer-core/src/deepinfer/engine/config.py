@@ -1,0 +1,183 @@
+"""Choices of one engine: `EngineOptions` as a caller gives them, `EngineConfig` with every "auto" and None resolved.
+
+Facts about the model are `model/config.py`'s; measuring memory is the accelerator's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from deepinfer.accelerator.base import CacheLayout
+from deepinfer.accelerator.batch import BLOCK_TOKENS
+from deepinfer.accelerator.parameters import Precision
+from deepinfer.engine.request import SamplingParams
+from deepinfer.engine.sequence import blocks_for
+from deepinfer.errors import ConfigError
+from deepinfer.model.config import ModelConfig
+
+DtypeChoice = Literal["auto", "bfloat16", "float32", "float64"]
+CacheChoice = Literal["auto", "model"]
+
+REPLAY_MARGIN = 12
+"""Decoder replay beyond the window by default: room to roll back rejected drafts, as trained for (128 + 12 = 140)."""
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a caller may choose; None means resolved from the model and the memory there is.
+
+    decoder_replay          last prompt tokens that run the decoder half; "auto" = window + 12 (V4.1), "off" = all
+    max_model_len           tokens of a sequence, prompt and generated
+    max_num_seqs            sequences that run at once
+    max_num_batched_tokens  rows of a step: the budget that prefill chunks and decoding share
+    memory_fraction         share of free memory that weights and cache may take, the rest is for activations;
+                            None = 0.9, and of host memory a cache of 1 GiB unless the longest sequence needs more
+    seed                    of requests that have none of their own
+    """
+
+    decoder_replay: int | Literal["auto", "off"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    memory_fraction: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """Bytes for the cache: the `most`, and how much is `enough` unless the longest sequence needs more (None = all)."""
+
+    most: int
+    enough: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything resolved. See `EngineOptions`; `decoder_replay` None = all rows run the whole model.
+
+    blocks, window_blocks  of 128 tokens, in the pool of entries and index keys, and in the pool of window KV
+    """
+
+    precision: Precision
+    decoder_replay: int | None
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    blocks: int
+    window_blocks: int
+    seed: int
+
+    def window_width(self, window: int) -> int:
+        """Most window blocks that one sequence holds: a whole step's rows and the window before the first."""
+        return min(_window_blocks(self.max_num_batched_tokens, window), blocks_for(self.max_model_len))
+
+    def replay_of(self, params: SamplingParams) -> int | None:
+        """Last prompt tokens of a request that run the decoder half; None = all, as where all logits are wanted."""
+        return self.decoder_replay if params.prompt_logprobs is None else None
+
+
+def _window_blocks(rows: int, window: int) -> int:
+    """Blocks that `rows` consecutive rows and the window before the first may touch, wherever they begin."""
+    return max(window - 1 + rows - 2, 0) // BLOCK_TOKENS + 2
+
+
+def resolve_precision(dtype: str, kv_cache_dtype: str, model: ModelConfig, stored: torch.dtype) -> Precision:
+    """Choose how numbers are held. `stored`, the dtype of `embed.weight`, decides for checkpoints without quantisation.
+
+    "auto" computes quantised checkpoints in bfloat16 with inputs rounded to FP8, as they were trained.
+    """
+    if dtype not in get_args(DtypeChoice):
+        raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeChoice))}, got {dtype!r}")
+    if kv_cache_dtype not in get_args(CacheChoice):
+        raise ConfigError(
+            'kv_cache_dtype must be "auto" (the model\'s quantised records) or "model" (unquantised), '
+            f"got {kv_cache_dtype!r}"
+        )
+    cache = "model" if kv_cache_dtype == "model" else "records"
+    if dtype != "auto":
+        return Precision(DTYPES[dtype], round_inputs=False, cache=cache)
+    if model.quant is not None:
+        return Precision(torch.bfloat16, round_inputs=True, cache=cache)
+    return Precision(stored, round_inputs=False, cache=cache)
+
+
+def check_options(options: EngineOptions, model: ModelConfig) -> None:
+    """Raise ConfigError for the first option that no memory could honour."""
+    for name, value, low, high in (
+        ("max_model_len", options.max_model_len, 2, model.max_positions),
+        ("max_num_seqs", options.max_num_seqs, 1, None),
+        ("max_num_batched_tokens", options.max_num_batched_tokens, 1, None),
+        ("seed", options.seed, 0, 2**63 - 1),
+    ):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            limits = f"at least {low}" if high is None else f"{low} to {high}"
+            raise ConfigError(f"{name} must be an integer, {limits}, got {value!r}")
+    if options.memory_fraction is not None and not 0 < options.memory_fraction <= 1:
+        raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction!r}")
+    if options.max_num_batched_tokens < options.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={options.max_num_batched_tokens} must be at least "
+            f"max_num_seqs={options.max_num_seqs}, so that every decoding sequence gets its token in every step"
+        )
+
+
+def resolve(
+    options: EngineOptions, model: ModelConfig, precision: Precision, layout: CacheLayout, memory: CacheMemory
+) -> EngineConfig:
+    """Turn checked options into sizes that fit; raises ConfigError with the numbers when they cannot.
+
+    Window blocks come first, as many as the largest step may hold; entries get the rest, at most what `max_num_seqs`
+    full sequences need.
+    """
+    wanted = model.max_positions if options.max_model_len is None else options.max_model_len
+    # Two blocks a decoding sequence; one long chunk at a time begins inside its window.
+    window_blocks = 2 * options.max_num_seqs + _window_blocks(options.max_num_batched_tokens, model.window)
+    window_blocks = min(window_blocks, options.max_num_seqs * blocks_for(wanted))
+    fixed = window_blocks * layout.window_block_bytes + options.max_num_seqs * layout.state_bytes
+    affordable = max(0, memory.most - fixed) // layout.block_bytes
+    useful = options.max_num_seqs * blocks_for(wanted)
+    if memory.enough is not None:
+        useful = min(useful, max(blocks_for(wanted), memory.enough // layout.block_bytes))
+    blocks = min(affordable, useful)
+    if blocks < blocks_for(wanted) and (options.max_model_len is not None or blocks == 0):
+        needed = fixed + blocks_for(wanted) * layout.block_bytes
+        raise ConfigError(
+            f"max_model_len={wanted} with max_num_seqs={options.max_num_seqs} needs {needed / 1e9:.2f} GB of cache "
+            f"({blocks_for(wanted)} blocks of {layout.block_bytes} bytes and {fixed / 1e9:.2f} GB of window KV and "
+            f"states), there are {memory.most / 1e9:.2f} GB: lower one of them or raise memory_fraction"
+        )
+    return EngineConfig(
+        precision=precision,
+        decoder_replay=_replay(options.decoder_replay, model),
+        max_model_len=min(wanted, blocks * BLOCK_TOKENS),
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        blocks=blocks,
+        window_blocks=window_blocks,
+        seed=options.seed,
+    )
+
+
+def _replay(choice: int | str, model: ModelConfig) -> int | None:
+    has_halves = model.first_decoder_layer is not None
+    if choice == "auto":
+        return model.window + REPLAY_MARGIN if has_halves else None
+    if choice == "off":
+        return None
+    if isinstance(choice, bool) or not isinstance(choice, int):
+        raise ConfigError(f'decoder_replay must be "auto", "off" or a number of tokens, got {choice!r}')
+    if not has_halves:
+        raise ConfigError(
+            f'decoder_replay={choice} needs a model with a decoder half; {model.family} has none: use "auto" or "off"'
+        )
+    if choice < model.window:
+        raise ConfigError(
+            f"decoder_replay={choice} must be at least the window of {model.window} tokens: "
+            "fewer would leave holes in the window of the first generated tokens"
+        )
+    return choice

@@ -1,0 +1,145 @@
+"""The loop: `Engine.add`, `Engine.abort` and `Engine.step`.
+
+Each line of `step` is a room of its own; text in and text out of a whole call are `llm.py`'s.
+"""
+
+import logging
+from itertools import count
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.ops.sampling import derive_seed
+from deepinfer.engine.batch_builder import BatchBuilder
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.detokenizer import Detokenizer, TextStream
+from deepinfer.engine.model_runner import Model, ModelRunner
+from deepinfer.engine.request import Progress, Request
+from deepinfer.engine.sampler import Sampler
+from deepinfer.engine.scheduler import Scheduler
+from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.errors import RequestError
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.kv_cache import KVCache
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests over one model. One thread calls `step`; `add` and `abort` may come from any.
+
+    Reserves all cache memory when it is made.  `tokenizer` None = no texts and no stop strings.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model_config: ModelConfig, model: Model, ops: Ops, tokenizer: Tokenizer | None
+    ) -> None:
+        self.config = config
+        self.model_config = model_config
+        window = config.window_width(model_config.window)
+        table = SequenceTable(
+            config.max_num_seqs,
+            history=model_config.history,
+            blocks=blocks_for(config.max_model_len),
+            windows=window,
+        )
+        cache = KVCache(
+            model_config,
+            ops,
+            config.precision,
+            blocks=config.blocks,
+            window_blocks=config.window_blocks,
+            states=config.max_num_seqs,
+        )
+        self.scheduler = Scheduler(config, model_config.window, table)
+        self.builder = BatchBuilder(model_config, table, ops.device)
+        self.runner = ModelRunner(model, cache)
+        self.sampler = Sampler(ops, table)
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._ids = count()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting, running or owed a last message."""
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its id; raises RequestError when it can never be served."""
+        prompt = self._checked_prompt(request)
+        params = request.params
+        params.check(self.model_config.vocab_size)
+        if params.stop_strings and self._detokenizer is None:
+            raise RequestError("stop strings need a tokenizer.json, the model has none: use stop_token_ids")
+        room = self.config.max_model_len - len(prompt)
+        if room < (params.max_tokens or 1):
+            raise RequestError(
+                f"a prompt of {len(prompt)} tokens and {params.max_tokens or 'at least 1'} generated do not fit into "
+                f"max_model_len={self.config.max_model_len} (the cache holds {self.config.blocks} blocks of 128 "
+                "tokens): shorten the prompt or lower max_tokens"
+            )
+        replay = self.config.replay_of(params)
+        sequence = Sequence(
+            id=next(self._ids),
+            request=request,
+            seed=derive_seed(self.config.seed, request.index) if params.seed is None else params.seed,
+            tokens=prompt,
+            decoder_start=0 if replay is None else max(0, len(prompt) - replay),
+            limit=len(prompt) + (room if params.max_tokens is None else params.max_tokens),
+            stop_ids=frozenset(params.stop_token_ids).union(
+                () if params.ignore_eos else self.model_config.eos_token_ids
+            ),
+            text=None if self._detokenizer is None else TextStream(self._detokenizer, params.stop_strings),
+            prompt_rows=None if params.prompt_logprobs is None else 0,
+        )
+        self.scheduler.submit(sequence)
+        return sequence.id
+
+    def abort(self, request_id: int) -> None:
+        """End a request at the start of the next step, which reports it; one that has ended is left alone."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[Progress]:
+        """Run one step for every sequence that fits; return what each gained: tokens, log-probs, why it ended.
+
+        An exception of the model ends the requests of this step; an interrupt leaves them to be recomputed.
+        """
+        plan = self.scheduler.schedule()
+        try:
+            batch = self.builder.build(plan)
+            output = self.runner.run(batch)
+            tokens = self.sampler.sample(output, plan)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises ends this step's requests, never the engine
+            _log.exception("a step of %d sequences failed", len(plan.rows))
+            return self.scheduler.fail(plan, error)
+        except BaseException:
+            self.scheduler.retract()
+            raise
+        return self.scheduler.commit(plan, tokens)
+
+    def _checked_prompt(self, request: Request) -> Integers:
+        """Return the prompt as an array; raises RequestError for one that the model cannot read."""
+        if request.images:
+            raise RequestError(f"images are not supported yet, got {len(request.images)}: send text only")
+        if len(request.prompt_token_ids) == 0:
+            raise RequestError("the prompt is empty: it must have at least one token")
+        try:
+            prompt = np.asarray(request.prompt_token_ids)
+        except ValueError as error:
+            raise RequestError(f"prompt_token_ids must be a flat list of integers: {error}") from error
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise RequestError(
+                f"prompt_token_ids must be a flat list of integers, got {prompt.dtype} of shape {prompt.shape}"
+            )
+        size, image = self.model_config.vocab_size, self.model_config.image_token_id
+        outside = np.flatnonzero((prompt < 0) | (prompt >= size))
+        if len(outside):
+            place = int(outside[0])
+            raise RequestError(f"token ids must be 0 to {size - 1}, got {prompt[place]} at position {place}")
+        images = [] if image is None else np.flatnonzero(prompt == image).tolist()
+        if images:
+            raise RequestError(
+                f"token {image} at position {images[0]} stands for an image, and images are not supported yet: "
+                "send text only"
+            )
+        return prompt.astype(np.int64)

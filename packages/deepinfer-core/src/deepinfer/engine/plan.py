@@ -1,0 +1,44 @@
+"""What passes between scheduler, builder and sampler: `Plan` on the way to the model, `Sampled` on the way back.
+
+Both hold plain numbers, so that they can cross ranks; the tensors in between are `Batch` and `ModelOutput`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.engine.request import Logprobs
+from deepinfer.engine.sequence import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one step computes; an empty one is legal.
+
+    rows [R]          table row of each sequence
+    starts [R]        its first position in this step
+    counts [R]        how many positions
+    logit_counts [R]  of how many of the last ones logits are wanted
+    samples [R] bool  whether the last one is the sequence's newest token, so that the next one is drawn
+    prompt_rows       places (in R) of the sequences whose logits are wanted as rows of the prompt
+    decoding          every sequence computes its newest token and nothing else
+    """
+
+    rows: Integers
+    starts: Integers
+    counts: Integers
+    logit_counts: Integers
+    samples: NDArray[np.bool_]
+    prompt_rows: tuple[int, ...] = ()
+    decoding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the logits became: `token_ids` [samples], one a drawing sequence; log-probabilities by table row."""
+
+    token_ids: Integers
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, Logprobs] = field(default_factory=dict)

@@ -1,0 +1,169 @@
+"""What a caller asks and what it gets: `SamplingParams`, `Request`, `Progress`, `Completion`.
+
+Running a request is the `Scheduler`'s; turning text into prompt ids and `Progress` into `Completion` is `llm.py`'s.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from deepinfer.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+SEEDS = 2**63
+"""A request's seed is 0 .. SEEDS - 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends; checked when the request is added.
+
+    temperature      divides the logits; 0 (or below 1e-5) takes the best token, the filters are ignored then
+    top_k            keep the k best tokens; 0 or -1 = all
+    top_p            of these keep the smallest set of best tokens whose probability reaches top_p; 1 = all
+    min_p            of these keep the tokens of at least min_p times the best one's probability; 0 = all
+    max_tokens       end after so many tokens; None = as many as fit into max_model_len
+    stop             end where one of these strings is complete; the text ends before it
+    stop_token_ids   end after one of these tokens, as after end-of-sequence; the text does not show it
+    ignore_eos       go on after end-of-sequence
+    seed             of the noise; None = from the engine's seed and the request's index in the call
+    logprobs         n = for each generated token its log-probability and the n best; -1 = the whole rows
+    prompt_logprobs  the same for each prompt token: row i is the distribution after token i; ends decoder replay
+
+    The filters run in the order temperature, top_k, top_p, min_p.  Log-probabilities are those of the model, before
+    temperature and filters.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check(self, vocab_size: int) -> None:
+        """Raise RequestError for the first value that cannot be honoured."""
+        _number("temperature", self.temperature, 0, math.inf, "0 for the best token, 1 for the model's distribution")
+        _number("top_p", self.top_p, 0, 1, "1 switches it off")
+        if self.top_p == 0:
+            raise RequestError("top_p must be above 0, got 0: 1 switches it off, temperature=0 takes the best token")
+        _number("min_p", self.min_p, 0, 1, "0 switches it off")
+        _integer("top_k", self.top_k, -1, None, "0 or -1 switches it off")
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None, "None generates as many tokens as fit")
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, SEEDS - 1, "None derives one from the engine's seed")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _integer(name, count, -1, vocab_size, "-1 returns whole rows, None returns nothing")
+        for token in self.stop_token_ids:
+            _integer("each of stop_token_ids", token, 0, vocab_size - 1, f"the vocabulary has {vocab_size} ids")
+        for text in self.stop_strings:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"each stop string must be a text of at least one character, got {text!r}")
+
+
+def _number(name: str, value: float, low: float, high: float, advice: str) -> None:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if not plain or not math.isfinite(value) or not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+        raise RequestError(f"{name} must be a number, {limits}, got {value!r}: {advice}")
+
+
+def _integer(name: str, value: int, low: int, high: int | None, advice: str) -> None:
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    if not plain or value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"{low} to {high}"
+        raise RequestError(f"{name} must be an integer, {limits}, got {value!r}: {advice}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to continue it.
+
+    prompt_token_ids  at least one id, each inside the vocabulary
+    params            how tokens are chosen
+    images            reserved: must be empty until the image tower is built
+    index             place in the call that brought it: without a seed of its own, a request draws from
+                      (engine seed, index)
+    """
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    images: tuple[object, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position: of the token that came (None behind the prompt), and the n best."""
+
+    token_id: int | None
+    logprob: float | None
+    top: dict[int, float]
+
+
+Logprobs = list[TokenLogprobs] | Tensor
+"""One item a token; with -1 a float32 tensor [tokens, V] on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step gave to one request; `finish_reason` is None while it goes on.
+
+    `text` is what the new tokens add to the text, less what may still become a stop string or an unfinished
+    character.  `stop_reason` is the stop string or token id that ended it.  `prompt_logprobs` are the rows of the
+    prompt tokens that this step computed.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request.
+
+    prompt_token_ids   what the model read
+    token_ids          what it wrote, the token that ended it included
+    text               the same as text, without special tokens and without the stop string
+    finish_reason      "stop": end-of-sequence, a stop token or a stop string; "length": max_tokens or max_model_len;
+                       "abort": ended from outside; "error": see `error`
+    stop_reason        the stop string or token id that ended it, else None
+    error              what went wrong and what to do, else None
+    logprobs           one item a generated token, where asked for
+    prompt_logprobs    one item a prompt token, where asked for
+    num_cached_tokens  prompt tokens whose cache was found and not computed
+    decoder_replay     how many last prompt tokens ran the decoder half; None = all of them
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    error: str | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    num_cached_tokens: int = 0
+    decoder_replay: int | None = None

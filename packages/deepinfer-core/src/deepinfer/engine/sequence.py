@@ -1,0 +1,184 @@
+"""Per-sequence state: `Sequence` (one request under way) and `SequenceTable` (numpy columns, a row a running sequence).
+
+Both belong to the `Scheduler`, which alone changes them; the builder and the sampler read columns.
+"""
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.accelerator.batch import BLOCK_TOKENS
+from deepinfer.engine.detokenizer import TextStream
+from deepinfer.engine.request import FinishReason, Request
+
+Integers = NDArray[np.int64]
+
+NO_LOGPROBS = -2
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request under way.
+
+    seed           of its noise, resolved
+    tokens         ids to compute: the prompt, and after a preemption what was generated before it
+    decoder_start  first position that runs the decoder half: fixed at admission, kept through recomputation
+    limit          length at which it ends
+    stop_ids       tokens that end it
+    text           None where there is no tokenizer
+    prompt_rows    prompt positions whose log-probabilities were handed out; None = none are wanted
+    """
+
+    id: int
+    request: Request
+    seed: int
+    tokens: Integers
+    decoder_start: int
+    limit: int
+    stop_ids: frozenset[int]
+    text: TextStream | None
+    prompt_rows: int | None
+    generated: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether prompt positions are left whose log-probabilities are wanted."""
+        return self.prompt_rows is not None and self.prompt_rows < self.prompt_length
+
+    def take(self, token: int) -> tuple[str, FinishReason | None, str | int | None]:
+        """Append a generated token; return the text that is now certain, and why and on what the request ends."""
+        self.generated.append(token)
+        if token in self.stop_ids:
+            return self._rest(), "stop", token
+        text = "" if self.text is None else self.text.push(token)
+        if self.text is not None and self.text.stop is not None:
+            return text, "stop", self.text.stop
+        if self.prompt_length + len(self.generated) < self.limit:
+            return text, None, None
+        text += self._rest()
+        stop = None if self.text is None else self.text.stop
+        return text, "length" if stop is None else "stop", stop
+
+    def _rest(self) -> str:
+        return "" if self.text is None else self.text.close()
+
+
+class SequenceTable:
+    """Columns of the running sequences; a sequence's row is also its row in per-sequence cache memory.
+
+    lengths, computed    tokens known, and tokens whose cache is written
+    recent [S, 1 + n]    its last tokens, newest first, as many as n-grams need; -1 before the start
+    blocks [S, B]        block of tokens 128 b .. 128 b + 127 of entries and index keys; -1 = none
+    block_counts         how many of them it holds
+    windows [S, W]       window blocks, from the block number in `window_bases` on; -1 = none
+    window_counts        how many of them it holds
+    reach                tokens up to which it holds blocks of both kinds
+    decoder_starts       first position that runs the decoder half
+    temperature, top_p, top_k, min_p, seeds   its sampling parameters
+    logprobs             wanted with each generated token: n, -1 = whole rows, NO_LOGPROBS = none
+    """
+
+    def __init__(self, rows: int, *, history: int, blocks: int, windows: int) -> None:
+        def integers(*shape: int) -> Integers:
+            return np.full(shape, -1, dtype=np.int64)
+
+        self.sequences: list[Sequence | None] = [None] * rows
+        self.lengths, self.computed, self.decoder_starts = integers(rows), integers(rows), integers(rows)
+        self.recent = integers(rows, 1 + history)
+        self.blocks, self.block_counts = integers(rows, blocks), integers(rows)
+        self.windows, self.window_counts, self.window_bases = integers(rows, windows), integers(rows), integers(rows)
+        self.reach = integers(rows)
+        self.top_k, self.seeds, self.logprobs = integers(rows), integers(rows), integers(rows)
+        self.temperature, self.top_p, self.min_p = np.zeros((3, rows), dtype=np.float64)
+        self._free_rows = list(range(rows - 1, -1, -1))
+
+    @property
+    def free_rows(self) -> int:
+        """How many more sequences may run."""
+        return len(self._free_rows)
+
+    def __getitem__(self, row: int) -> Sequence:
+        sequence = self.sequences[row]
+        assert sequence is not None, f"row {row} is free"
+        return sequence
+
+    def seat(self, sequence: Sequence) -> int:
+        """Give `sequence` a row, nothing of it computed, no block held; return the row."""
+        row = self._free_rows.pop()
+        self.sequences[row] = sequence
+        newest = sequence.tokens[: -1 - self.recent.shape[1] : -1]
+        self.recent[row] = -1
+        self.recent[row, : len(newest)] = newest
+        self.lengths[row], self.computed[row] = len(sequence.tokens), 0
+        self.decoder_starts[row] = sequence.decoder_start
+        self.block_counts[row] = self.window_counts[row] = self.window_bases[row] = self.reach[row] = 0
+        params = sequence.request.params
+        self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
+        self.top_k[row], self.seeds[row] = max(params.top_k, 0), sequence.seed
+        self.logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        return row
+
+    def unseat(self, row: int) -> None:
+        """Free the row; its blocks have been given back."""
+        self.sequences[row] = None
+        self._free_rows.append(row)
+
+    def append(self, rows: Integers, tokens: Integers) -> None:
+        """Add one token to each of `rows`."""
+        self.recent[rows, 1:] = self.recent[rows, :-1]
+        self.recent[rows, 0] = tokens
+        self.lengths[rows] += 1
+
+    def add_blocks(self, row: int, taken: list[int]) -> None:
+        """Note blocks of entries behind those that the sequence holds."""
+        count = self.block_counts[row]
+        self.blocks[row, count : count + len(taken)] = taken
+        self.block_counts[row] = count + len(taken)
+        self._note_reach(row)
+
+    def drop_blocks(self, row: int) -> list[int]:
+        """Return all blocks of entries, and forget them."""
+        dropped: list[int] = self.blocks[row, : self.block_counts[row]].tolist()
+        self.blocks[row] = -1
+        self.block_counts[row] = 0
+        return dropped
+
+    def add_windows(self, row: int, taken: list[int]) -> None:
+        """Note window blocks behind those that the sequence holds."""
+        count = self.window_counts[row]
+        self.windows[row, count : count + len(taken)] = taken
+        self.window_counts[row] = count + len(taken)
+        self._note_reach(row)
+
+    def drop_windows(self, row: int, base: int) -> list[int]:
+        """Return the window blocks before block number `base`, and forget them."""
+        gone = min(base - self.window_bases[row], self.window_counts[row])
+        dropped: list[int] = self.windows[row, :gone].tolist()
+        self.windows[row, : self.windows.shape[1] - gone] = self.windows[row, gone:]
+        self.windows[row, self.windows.shape[1] - gone :] = -1
+        self.window_counts[row] -= gone
+        self.window_bases[row] = base
+        return dropped
+
+    def _note_reach(self, row: int) -> None:
+        windows = self.window_bases[row] + self.window_counts[row]
+        self.reach[row] = min(self.block_counts[row], windows) * BLOCK_TOKENS
+
+    def held(self) -> tuple[list[int], list[int]]:
+        """All blocks of entries, and all window blocks, that running sequences hold: for checking the books."""
+        rows = [row for row, sequence in enumerate(self.sequences) if sequence is not None]
+        blocks = chain.from_iterable(self.blocks[row, : self.block_counts[row]].tolist() for row in rows)
+        windows = chain.from_iterable(self.windows[row, : self.window_counts[row]].tolist() for row in rows)
+        return list(blocks), list(windows)
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold `tokens` tokens."""
+    return -(-tokens // BLOCK_TOKENS)

@@ -1,0 +1,319 @@
+"""`LLM`: a model by name, prompts in, completions out, whole or as they grow. The one place where all rooms are joined.
+
+Running requests is the `Engine`'s; reading the environment is `environment.py`'s, for callers who want that.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, overload
+
+import torch
+
+from deepinfer.accelerator.base import Accelerator
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.registry import open_accelerator
+from deepinfer.accelerator.report import start_line
+from deepinfer.engine.config import (
+    CacheChoice,
+    CacheMemory,
+    DtypeChoice,
+    EngineOptions,
+    check_options,
+    resolve,
+    resolve_precision,
+)
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.request import Completion, FinishReason, Logprobs, Progress, Request, SamplingParams
+from deepinfer.errors import ConfigError, RequestError
+from deepinfer.model.checkpoint import Checkpoint, open_checkpoint
+from deepinfer.model.deepseek import DeepSeek
+from deepinfer.model.draft import DraftStages
+from deepinfer.model.kv_cache import cache_layout
+from deepinfer.model.plan import make_plan
+from deepinfer.model.weights import Progress as LoadingProgress
+from deepinfer.model.weights import Weights
+
+Prompt = str | Sequence[int] | Mapping[str, object]
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+
+NOT_LOADED = ("vision.", "aligner.", "image_")
+"""Tensors whose headers are checked and whose data waits for the image tower."""
+
+MEMORY_FRACTION = 0.9
+HOST_CACHE_BYTES = 1 << 30
+"""Cache in host memory, which the rest of the machine needs too, unless the caller says how much may be taken."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What one step added to the completion of prompt number `index` of the call.
+
+    `text` and `token_ids` are new; all texts of a prompt, joined, are its completion's.  The last increment has the
+    whole `completion`.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    completion: Completion | None = None
+
+
+class LLM:
+    """A loaded model that continues prompts. For one thread at a time.
+
+    model             "tiny" (embedded), a checkpoint folder, or a model of the Hugging Face Hub
+    accelerator       name of an accelerator, or "auto": the best usable one
+    dtype             of activations; "auto" = bfloat16 with inputs rounded to FP8 for quantised checkpoints, as they
+                      were trained, else the dtype of the embedding
+    kv_cache_dtype    "auto" = the model's quantised records, "model" = unquantised, in `dtype`
+    progress          shows how loading advances
+    The other arguments are those of `EngineOptions`.
+
+    Raises ConfigError, AcceleratorError or CheckpointError, each saying what to do.
+    """
+
+    def __init__(  # noqa: PLR0913 - the public constructor: all but the model are keywords
+        self,
+        model: str | Path = "tiny",
+        *,
+        accelerator: str = "auto",
+        dtype: DtypeChoice = "auto",
+        kv_cache_dtype: CacheChoice = "auto",
+        decoder_replay: int | Literal["auto", "off"] = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        memory_fraction: float | None = None,
+        seed: int = 0,
+        progress: LoadingProgress | None = None,
+    ) -> None:
+        options = EngineOptions(
+            decoder_replay=decoder_replay,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            memory_fraction=memory_fraction,
+            seed=seed,
+        )
+        checkpoint = open_checkpoint(model)
+        check_options(options, checkpoint.config)
+        opened = open_accelerator(accelerator)
+        self.model_config = checkpoint.config
+        precision = resolve_precision(dtype, kv_cache_dtype, checkpoint.config, checkpoint.read("embed.weight").dtype)
+        layout = cache_layout(checkpoint.config, precision)
+        memory = _cache_memory(options.memory_fraction, checkpoint, opened)
+        self.config = resolve(options, checkpoint.config, precision, layout, memory)
+        self.tokenizer = checkpoint.tokenizer
+        ops = opened.ops(precision)
+        _log.info("%s", start_line(opened, ops))
+        network, self.draft_stages = _load(checkpoint, opened, ops, progress)
+        self.engine = Engine(self.config, checkpoint.config, network, ops, self.tokenizer)
+        self._mail: dict[int, list[Progress]] = {}
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        stream: Literal[False] = False,
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[True],
+    ) -> Iterator[Increment]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        stream: bool = False,
+    ) -> list[Completion] | Iterator[Increment]:
+        """Continue one prompt or several, all in one batch.
+
+        prompts          one prompt, or a sequence of them
+        sampling_params  one for all, or one for each; None = `SamplingParams()`
+        stream           return an iterator of `Increment`s as tokens come; closing it early ends its requests
+
+        Returns completions in the order of the prompts.  A text that does not begin with the model's
+        beginning-of-sequence token gets it; token ids are taken as they are.  A prompt that cannot be served becomes
+        a completion with finish_reason "error", and the others go on.  Raises RequestError only when the call itself
+        makes no sense.
+        """
+        inputs = _prompt_list(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(inputs)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(inputs):
+            raise RequestError(
+                f"expected one SamplingParams, or one for each of {len(inputs)} prompts, got {len(params)}"
+            )
+        increments = self._run(inputs, params)
+        if stream:
+            return increments
+        ended = {step.index: step.completion for step in increments if step.completion is not None}
+        return [ended[index] for index in range(len(inputs))]
+
+    def _run(self, prompts: list[Prompt], params: list[SamplingParams]) -> Iterator[Increment]:
+        """Add all requests, step until they have ended, yield what each gains; on the way out abort what is left."""
+        open_calls: dict[int, _Call] = {}
+        refused: list[Increment] = []
+        try:
+            for index, prompt in enumerate(prompts):
+                call = _Call(index, self.config.replay_of(params[index]))
+                try:
+                    call.prompt = self._token_ids(prompt)
+                    request = Request(call.prompt, params[index], index=index)
+                    open_calls[self._add(request)] = call
+                except RequestError as error:
+                    refused.append(call.refuse(str(error)))
+            yield from refused
+            while open_calls:
+                for progress in self._next(open_calls):
+                    increment = open_calls[progress.request_id].take(progress)
+                    if increment.completion is not None:
+                        del open_calls[progress.request_id], self._mail[progress.request_id]
+                    yield increment
+        finally:
+            for request_id in open_calls:
+                self.engine.abort(request_id)
+                del self._mail[request_id]
+
+    def _add(self, request: Request) -> int:
+        request_id = self.engine.add(request)
+        self._mail[request_id] = []
+        return request_id
+
+    def _next(self, wanted: Mapping[int, "_Call"]) -> list[Progress]:
+        """Return progress of `wanted` requests, after a step if there is none; that of other streams waits for them."""
+        if not any(self._mail[request_id] for request_id in wanted):
+            for progress in self.engine.step():
+                if progress.request_id in self._mail:
+                    self._mail[progress.request_id].append(progress)
+        found = [progress for request_id in wanted for progress in self._mail[request_id]]
+        for request_id in wanted:
+            self._mail[request_id] = []
+        return found
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Turn a prompt of any form into token ids; raises RequestError for what is none."""
+        if isinstance(prompt, Mapping):
+            if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+                prompt = prompt["prompt"]
+            elif set(prompt) == {"prompt_token_ids"} and isinstance(prompt["prompt_token_ids"], Sequence):
+                prompt = prompt["prompt_token_ids"]
+            else:
+                raise RequestError(
+                    f'a prompt object must be {{"prompt": text}} or {{"prompt_token_ids": ids}}, '
+                    f"got the keys {sorted(map(str, prompt))}"
+                )
+        if not isinstance(prompt, str):
+            if not isinstance(prompt, Sequence):
+                raise RequestError(f"a prompt must be a text, token ids or an object, got {type(prompt).__name__}")
+            return tuple(prompt)  # type: ignore[arg-type]
+        if self.tokenizer is None:
+            raise RequestError("the model has no tokenizer.json: pass token ids instead of a text")
+        if not prompt:
+            raise RequestError("the prompt is empty: it must have at least one character")
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        first = self.model_config.bos_token_id
+        return tuple(ids) if ids[:1] == [first] else (first, *ids)
+
+
+@dataclass
+class _Call:
+    """A request of a call to `generate`, and what it has gained so far."""
+
+    index: int
+    decoder_replay: int | None
+    prompt: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+
+    def take(self, progress: Progress) -> Increment:
+        """Add what a step gave."""
+        self.tokens += progress.token_ids
+        self.texts.append(progress.text)
+        if progress.logprobs is not None:
+            self.logprobs.append(progress.logprobs)
+        if progress.prompt_logprobs is not None:
+            self.prompt_logprobs.append(progress.prompt_logprobs)
+        completion = None
+        if progress.finish_reason is not None:
+            completion = Completion(
+                prompt_token_ids=self.prompt,
+                token_ids=tuple(self.tokens),
+                text="".join(self.texts),
+                finish_reason=progress.finish_reason,
+                stop_reason=progress.stop_reason,
+                error=progress.error,
+                logprobs=_joined(self.logprobs),
+                prompt_logprobs=_joined(self.prompt_logprobs),
+                decoder_replay=self.decoder_replay,
+            )
+        return Increment(
+            self.index, progress.text, progress.token_ids, progress.logprobs, progress.finish_reason, completion
+        )
+
+    def refuse(self, error: str) -> Increment:
+        """End a request that could not be added."""
+        completion = Completion(self.prompt, (), "", "error", error=error, decoder_replay=self.decoder_replay)
+        return Increment(self.index, finish_reason="error", completion=completion)
+
+
+def _joined(pieces: list[Logprobs]) -> Logprobs | None:
+    tensors = [piece for piece in pieces if isinstance(piece, torch.Tensor)]
+    if tensors:
+        return torch.cat(tensors)
+    return [item for piece in pieces for item in piece] if pieces else None
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a text, an object, or a sequence of nothing but integers is one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a text, token ids, an object, or a sequence, got {type(prompts).__name__}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _cache_memory(fraction: float | None, checkpoint: Checkpoint, accelerator: Accelerator) -> CacheMemory:
+    """What the weights leave of the memory that may be used; raises ConfigError when they do not fit."""
+    free, total = accelerator.memory()
+    weights = make_plan(checkpoint.folder).device_bytes
+    usable = int(free * (MEMORY_FRACTION if fraction is None else fraction))
+    if weights >= usable:
+        raise ConfigError(
+            f"the weights take {weights / 1e9:.2f} GB, and only {usable / 1e9:.2f} GB may be used of "
+            f"{free / 1e9:.2f} GB free ({total / 1e9:.2f} GB in all): use a larger device, free some memory or raise "
+            "memory_fraction"
+        )
+    on_host = accelerator.device.type == "cpu"
+    return CacheMemory(usable - weights, HOST_CACHE_BYTES if on_host and fraction is None else None)
+
+
+def _load(
+    checkpoint: Checkpoint, accelerator: Accelerator, ops: Ops, progress: LoadingProgress | None
+) -> tuple[DeepSeek, DraftStages | None]:
+    """Load the model and, where the checkpoint has them, its draft stages; no tensor is left over."""
+    weights = Weights(checkpoint, ops, accelerator, progress)
+    model = DeepSeek(checkpoint.config, weights, ops)
+    stages = DraftStages(model, weights) if checkpoint.config.draft else None
+    weights.check_only(NOT_LOADED if stages else (*NOT_LOADED, "mtp."))
+    weights.finish()
+    return model, stages
