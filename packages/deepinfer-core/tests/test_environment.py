@@ -39,12 +39,17 @@ def test_an_impossible_level_is_an_error() -> None:
         read_environment({"DEEPINFER_LOG_LEVEL": "loud"})
 
 
-@pytest.mark.parametrize(("given", "kept"), [(None, "0"), ("1", "1")])
-def test_torch_loads_no_backends_unless_the_user_says_so(given: str | None, kept: str) -> None:
-    code = (
-        "import os; from deepinfer.environment import keep_torch_from_loading_backends as keep; keep(); "
-        "print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
-    )
-    variables = {} if given is None else {"TORCH_DEVICE_BACKEND_AUTOLOAD": given}
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("TORCH_DEVICE_BACKEND_AUTOLOAD", None, "0"),
+        ("TORCH_DEVICE_BACKEND_AUTOLOAD", "1", "1"),
+        ("OMP_WAIT_POLICY", None, "PASSIVE"),
+        ("OMP_WAIT_POLICY", "ACTIVE", "ACTIVE"),
+    ],
+)
+def test_what_torch_reads_is_set_unless_the_user_has(name: str, given: str | None, kept: str) -> None:
+    code = f"import os; from deepinfer.environment import prepare_for_torch as p; p(); print(os.environ[{name!r}])"
+    variables = {} if given is None else {name: given}
     result = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == kept

@@ -50,12 +50,16 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     )
 
 
-def keep_torch_from_loading_backends() -> None:
-    """Stop `import torch` from importing every device package that is installed, if the user has not decided.
+def prepare_for_torch() -> None:
+    """Set what torch reads when it is imported, where the user has not; call it before that.
 
-    With torch_npu installed and its driver missing, plain `import torch` raises.  A kernel wheel imports what it needs.
+    TORCH_DEVICE_BACKEND_AUTOLOAD=0: plain `import torch` would import every device package that is installed, and with
+    torch_npu but no driver it raises.  A kernel wheel imports what it needs.
+    OMP_WAIT_POLICY=PASSIVE: threads that wait for the next small op sleep instead of spinning; where other processes
+    want the same cores, spinning makes decoding on the CPU more than ten times slower.
     """
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _nearest(name: str) -> str:
