@@ -80,5 +80,8 @@ def test_a_limit_is_judged_by_the_shapes_of_the_model() -> None:
 def test_the_start_line_counts_and_names() -> None:
     device = Half()
     line = start_line(device, device.ops(FLOAT32), {"hidden": 200})
-    assert line.startswith(f"half: 1 of {len(OPS)} ops, reference for: linear, grouped_linear, rms_norm, ")
+    assert line == f"half: 1 of {len(OPS)} ops (embed), reference for the others"
+    most = type("MostOps", (Ops,), {op.__name__: lambda self: None for op in OPS[2:]})
+    line = start_line(device, most(CPU, FLOAT32))
+    assert line == f"half: {len(OPS) - 2} of {len(OPS)} ops, reference for: embed, linear"
     assert start_line(device, Ops(CPU, FLOAT32)) == f"half: 0 of {len(OPS)} ops, reference for all"

@@ -73,10 +73,11 @@ def _judge(accelerator: Accelerator, ops: Ops, op: Callable[..., object], limits
 def start_line(accelerator: Accelerator, ops: Ops, shapes: Mapping[str, int] | None = None) -> str:
     """Say in one line how many ops are the device's own: `nvidia: 17 of 19 ops, reference for: engram_gate, sample`."""
     reports = report_ops(accelerator, ops, shapes)
+    own = [report.op for report in reports if report.reason is None]
     missing = [report.op for report in reports if report.reason is not None]
-    own = len(reports) - len(missing)
-    if not missing:
-        return f"{accelerator.name}: {own} of {len(reports)} ops"
-    if own == 0:
-        return f"{accelerator.name}: 0 of {len(reports)} ops, reference for all"
-    return f"{accelerator.name}: {own} of {len(reports)} ops, reference for: {', '.join(missing)}"
+    line = f"{accelerator.name}: {len(own)} of {len(reports)} ops"
+    if not own:
+        return f"{line}, reference for all"
+    if len(own) < len(missing):
+        return f"{line} ({', '.join(own)}), reference for the others"
+    return f"{line}, reference for: {', '.join(missing)}" if missing else line

@@ -1,0 +1,5 @@
+"""`python -m deepinfer` is the command `deepinfer`."""
+
+from deepinfer.cli import main
+
+main()
