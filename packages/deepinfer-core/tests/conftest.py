@@ -15,6 +15,8 @@ from textwrap import dedent
 import pytest
 import torch
 
+from .errors_page import ErrorsPage
+
 GOLDEN = Path(__file__).parent / "data" / "golden"
 
 
@@ -38,6 +40,12 @@ def golden_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("golden") / "formats.safetensors"
     path.write_bytes(lzma.decompress((GOLDEN / "formats.safetensors.xz").read_bytes()))
     return path
+
+
+@pytest.fixture(scope="session")
+def errors_page() -> ErrorsPage:
+    """Return the page of error messages, which tests hold to what they see."""
+    return ErrorsPage()
 
 
 @dataclass(frozen=True)

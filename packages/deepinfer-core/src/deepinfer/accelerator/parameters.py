@@ -64,10 +64,14 @@ class StoredExpert:
 
 @dataclass(frozen=True)
 class StoredTable:
-    """An Engram table: rows [N, C] F8_E4M3 with float8_e8m0fnu scales [N, C / 32], or BF16/F32 rows and no scale."""
+    """An Engram table: rows [N, C] F8_E4M3 with float8_e8m0fnu scales [N, C / 32], or BF16/F32 rows and no scale.
+
+    `name` says in errors where the table comes from: scales are checked when rows are looked up.
+    """
 
     data: Tensor
     scale: Tensor | None = None
+    name: str = "an Engram table"
 
 
 @dataclass(frozen=True)

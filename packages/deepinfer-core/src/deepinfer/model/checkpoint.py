@@ -25,6 +25,8 @@ from deepinfer.model.tiny import write_tiny
 TINY = "tiny"
 """Model name of the embedded tiny model."""
 
+QUANTISED = {"F8_E4M3", "I8"}
+
 UNKNOWN_DRAFT = "mtp."
 """V4's releases have drafters of different shapes; what is not known there is neither checked nor loaded."""
 
@@ -167,7 +169,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], specs: Mapping[str, Tenso
 
 def _wrong_dtype(stored: StoredTensor, spec: TensorSpec, config: ModelConfig) -> CheckpointError:
     quantised = "has a" if config.quant else "has no"
-    hint = f"config.json {quantised} quantization_config: " if "weight" in stored.key else ""
+    hint = f"config.json {quantised} quantization_config: " if QUANTISED & {stored.dtype, *spec.dtypes} else ""
     return CheckpointError(
         f"{stored.file}: tensor {stored.key}: expected {' or '.join(spec.dtypes)}, found {stored.dtype}; {hint}"
         "config.json and weights are of different checkpoints: download both again"

@@ -77,7 +77,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(start, "little")
             if start == b"version ":
                 raise CheckpointError(f"{path}: is a Git LFS pointer, not the file itself; run `git lfs pull` there")
-            if size < 8 or length > min(size - 8, HEADER_LIMIT):
+            if size < 8:
+                raise CheckpointError(f"{path}: has only {size} bytes; expected a safetensors file: {AGAIN}")
+            if length > min(size - 8, HEADER_LIMIT):
                 raise CheckpointError(
                     f"{path}: header is declared {length} bytes long, but the whole file has {size}; expected a "
                     f"complete safetensors file: {AGAIN}"

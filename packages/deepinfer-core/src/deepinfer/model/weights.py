@@ -89,7 +89,7 @@ class Weights:
         scale = f"{name}.scale"
         if scale not in self._checkpoint.tensors:
             return StoredTable(data)
-        return StoredTable(data, self._accelerator.host_table(self._read(scale)))
+        return StoredTable(data, self._accelerator.host_table(self._read(scale)), self._checkpoint.where(scale))
 
     def compressed_ids(self) -> Tensor:
         """Return the compressed id of every token: int64 [V] on the CPU, for a model with Engram layers."""

@@ -72,8 +72,8 @@ class NgramMemoryOps(ProjectionOps):
             scale = table.scale.view(torch.uint8)[flat]
             if has_nan_scale(scale):
                 raise CheckpointError(
-                    "an Engram table has NaN scales (byte 255) among the rows that this prompt looks up; "
-                    "expected powers of two: the checkpoint file is damaged, download it again"
+                    f"{table.name}: NaN scales (byte 255) among the rows that this prompt looks up; expected powers of "
+                    "two: the file is damaged, download it again"
                 )
             data = dequantise_rows(data, scale)
         return data.to(self.device, self.precision.dtype).view(rows.shape[0], -1)
