@@ -25,6 +25,9 @@ PICKED_SHARE = 4
 FEW_ROWS = 64
 """Up to this many rows the cost of a mixing is that of its calls, not of its sums."""
 
+FEW_NUMBERS = 1 << 15
+"""The same bound for a norm, in elements."""
+
 Floats = NDArray[np.floating]
 
 
@@ -43,14 +46,23 @@ class CpuOps(Ops):
         """Few rows: the same sums in numpy, whose calls on a few numbers cost a third of torch's."""
         if streams.shape[0] > FEW_ROWS:
             return super().mix_in(streams, incoming, parameters, settings, norm)
-        flat = streams.to(self.precision.wide).flatten(1)
+        flat = self.widen(streams).flatten(1)
         z: Floats = torch.nn.functional.linear(flat, parameters.fn).numpy()
         numbers: Floats = flat.numpy()
-        z *= 1 / np.sqrt(np.einsum("td,td->t", numbers, numbers) / numbers.shape[1] + settings.norm_eps)[:, None]
+        z *= 1 / np.sqrt(np.vecdot(numbers, numbers) / numbers.shape[1] + settings.norm_eps)[:, None]
         mix = _mixing(z, parameters, settings)
-        read = mix.pre if incoming is None else incoming
-        x = np.matmul(read.numpy()[:, None], numbers.reshape(streams.shape))[:, 0]
-        return self.rms_norm(torch.from_numpy(x).to(self.precision.dtype), norm, settings.norm_eps), mix
+        x = self.collapse(streams, mix.pre if incoming is None else incoming)
+        return self.rms_norm(x, norm, settings.norm_eps), mix
+
+    @override
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        if x.numel() > FEW_NUMBERS:
+            return super().rms_norm(x, weight, eps)
+        wide: Floats = self.widen(x).numpy()
+        y = wide / np.sqrt(np.vecdot(wide, wide) / wide.shape[-1] + eps)[..., None]
+        if weight is not None:
+            y *= weight.numpy()
+        return self.narrow(torch.from_numpy(y))
 
     @override
     def mixing(self, z: Tensor, parameters: MixParameters, settings: MixSettings) -> Mix:
@@ -98,10 +110,11 @@ def _mixing(z: Floats, parameters: MixParameters, settings: MixSettings) -> Mix:
     comb[:, :-1] = (logits / logits.sum(2, keepdims=True) + settings.eps).reshape(rows, -1)
     by_row, by_column = _sums(count, settings.eps, z.dtype)
     total = np.empty_like(comb)
-    np.divide(comb, np.matmul(comb, by_column, out=total), out=comb)
+    divide, sums = np.divide, comb.dot
+    divide(comb, sums(by_column, total), comb)
     for _ in range(settings.iterations - 1):
-        np.divide(comb, np.matmul(comb, by_row, out=total), out=comb)
-        np.divide(comb, np.matmul(comb, by_column, out=total), out=comb)
+        divide(comb, sums(by_row, total), comb)
+        divide(comb, sums(by_column, total), comb)
     matrix = torch.from_numpy(comb[:, :-1].reshape(rows, count, count))
     return Mix(torch.from_numpy(pre), torch.from_numpy(post), matrix)
 

@@ -51,7 +51,7 @@ class ExpertRoutingOps(ProjectionOps):
         x [T, D], gate [E, D] wide.  s = sqrt(softplus(x gate^T)); picks = top k of s + bias (bias [E], or [T, E] where
         rows differ), or `picks` as given (hash layers).  weights = s[picks] / (sum + 1e-20) * scale.
         """
-        scores = functional.softplus(functional.linear(x.to(self.precision.wide), gate)).sqrt_()
+        scores = functional.softplus(functional.linear(self.widen(x), gate)).sqrt_()
         if picks is None:
             picks = torch.topk(scores if bias is None else scores + bias, settings.top_k, dim=1).indices
         weights = scores.gather(1, picks)
@@ -78,7 +78,7 @@ class ExpertRoutingOps(ProjectionOps):
         w2 and before the rounding of its input.  Picks of -1 add nothing.  The rows of an expert are counted on the
         host, so this op's inner shapes are not static.
         """
-        total = torch.zeros(x.shape, dtype=self.precision.wide, device=x.device)
+        total = torch.zeros(x.shape, dtype=self.wide, device=x.device)
         for expert in range(experts.count):
             rows, place = torch.nonzero(picks == expert, as_tuple=True)
             if rows.numel():
@@ -92,7 +92,7 @@ class ExpertRoutingOps(ProjectionOps):
 
     def combine(self, routed: Tensor, shared: Tensor) -> Tensor:
         """Add the routed sum (over all ranks) and the shared expert's output; one rounding to the activation dtype."""
-        return (routed + shared).to(self.precision.dtype)
+        return self.narrow(routed + shared)
 
     def _expert(self, x: Tensor, weight: Tensor | None, experts: PackedExperts, expert: int, limit: float) -> Tensor:
         """One expert on rows x [n, D] with weights [n, 1] -> [n, D] wide."""
@@ -100,17 +100,17 @@ class ExpertRoutingOps(ProjectionOps):
             w13, w2 = experts.w13[expert], experts.w2[expert]
         else:
             stored = experts.stored[expert]
-            w13 = torch.cat((dequantise(stored.w1), dequantise(stored.w3))).to(self.precision.wide)
-            w2 = dequantise(stored.w2).to(self.precision.wide)
+            w13 = self.widen(torch.cat((dequantise(stored.w1), dequantise(stored.w3))))
+            w2 = self.widen(dequantise(stored.w2))
         hidden = swiglu(functional.linear(self._expert_input(x, experts), w13), weight, limit)
         return functional.linear(self._expert_input(hidden, experts), w2)
 
     def _expert_input(self, x: Tensor, experts: PackedExperts) -> Tensor:
-        wide = x.to(self.precision.dtype).to(self.precision.wide)
+        wide = self.widen(self.narrow(x))
         return fp8_round(wide, experts.round_group) if experts.round_group else wide
 
     def _widened(self, weight: StoredWeight) -> Tensor:
-        return self.tensor(dequantise(weight), self.precision.wide)
+        return self.tensor(dequantise(weight), self.wide)
 
 
 def swiglu(gate_up: Tensor, weight: Tensor | None, limit: float) -> Tensor:

@@ -76,7 +76,7 @@ class NgramMemoryOps(ProjectionOps):
                     "two: the file is damaged, download it again"
                 )
             data = dequantise_rows(data, scale)
-        return data.to(self.device, self.precision.dtype).view(rows.shape[0], -1)
+        return data.to(self.device, self.dtype).view(rows.shape[0], -1)
 
     def engram_gate(
         self,
@@ -92,12 +92,12 @@ class NgramMemoryOps(ProjectionOps):
         g_k = sigmoid(sign(dot) sqrt(max(|dot|, 1e-6))), 0 for image rows; S_k += g_k V.
         """
         count, width = streams.shape[1:]
-        wide = streams.to(self.precision.wide)
-        memory = memory.to(self.precision.wide).view(-1, count + 1, width)
+        wide = self.widen(streams)
+        memory = self.widen(memory).view(-1, count + 1, width)
         keys, values = memory[:, :-1], memory[:, -1:]
         norm = torch.rsqrt(wide.square().mean(2) + eps) * torch.rsqrt(keys.square().mean(2) + eps)
         dot = (wide * keys * (weights[0] * weights[1])).sum(2) * norm * width**-0.5
         gate = torch.sigmoid(torch.sign(dot) * dot.abs().clamp_min(1e-6).sqrt())
         if image_rows is not None:
             gate = gate.masked_fill(image_rows.unsqueeze(1), 0.0)
-        return (wide + gate.unsqueeze(2) * values).to(self.precision.dtype)
+        return self.narrow(wide + gate.unsqueeze(2) * values)

@@ -163,7 +163,7 @@ class PagedCacheOps(ProjectionOps):
 
     def read_records(self, view: RecordView, slots: Tensor) -> Tensor:
         """Vectors [*slots.shape, width] in the wide dtype; slot -1 reads the spare record (finite, meaningless)."""
-        return decode_records(view.data[slots], view, self.precision.wide)
+        return decode_records(view.data[slots], view, self.wide)
 
     def prepare(
         self, batch: Batch, window: int, ropes: tuple[Rope, ...], dense: tuple[int, ...], *, block: int = 0
@@ -180,13 +180,13 @@ class PagedCacheOps(ProjectionOps):
             reads = first.unsqueeze(1) + torch.arange(-window, block, device=batch.positions.device)
         starts = batch.decoder_starts.index_select(0, batch.sequences).unsqueeze(1)
         slots = self._window_slots(batch, reads)
-        nothing = torch.zeros((), dtype=self.precision.wide, device=slots.device)
+        nothing = torch.zeros((), dtype=self.wide, device=slots.device)
         prepared = PreparedBatch(
             window_slots=self._window_slots(batch, batch.positions.unsqueeze(1)).squeeze(1) if block else slots[:, -1],
             window_reads=slots,
             encoder_bias=torch.where(slots >= 0, nothing, -torch.inf),
             decoder_bias=torch.where((slots >= 0) & (reads >= starts), nothing, -torch.inf),
-            rotations={rope.name: rotations(rope, batch.positions, self.precision.wide) for rope in ropes},
+            rotations={rope.name: rotations(rope, batch.positions, self.wide) for rope in ropes},
             everything={ratio: self._everything(batch, ratio) for ratio in dense},
             tails={ratio: self._tail_table(batch, ratio) for ratio in batch.groups if ratio > 1},
         )
@@ -215,13 +215,13 @@ class PagedCacheOps(ProjectionOps):
         blocks = table.gather(1, (known // per_block).clamp_max(table.shape[1] - 1))
         absent = entries < 0
         slots = (blocks * per_block + known % per_block).masked_fill_(absent, -1)
-        bias = torch.zeros(entries.shape, dtype=self.precision.wide, device=entries.device)
+        bias = torch.zeros(entries.shape, dtype=self.wide, device=entries.device)
         return Selection(entries, slots, bias.masked_fill_(absent, -torch.inf))
 
     def write_window(self, kv: Tensor, norm: Tensor, eps: float, batch: Batch, rope: Rope, view: RecordView) -> None:
         """Normalise, rotate, quantise and store each row's window KV: kv [T, D] is the bare projection."""
         prepared = prepared_of(batch)
-        wide = self.rms_norm(kv, norm, eps).to(self.precision.wide)
+        wide = self.widen(self.rms_norm(kv, norm, eps))
         view.data[prepared.window_slots] = encode_records(rotate_(wide, prepared.rotations[rope.name]), view)
 
     def write_entries(
@@ -236,7 +236,7 @@ class PagedCacheOps(ProjectionOps):
         if groups.rows.shape[0] == 0:
             return
         first = batch.positions.index_select(0, groups.rows) - (ratio - 1)
-        rotated = rotate_(latents.to(self.precision.wide, copy=True), rotations(rope, first, self.precision.wide))
+        rotated = rotate_(latents.to(self.wide, copy=True), rotations(rope, first, self.wide))
         if transform and view.format not in PLAIN_FORMATS:
             rotated = hadamard(rotated)
         view.data[groups.slots] = encode_records(rotated, view)
@@ -252,7 +252,7 @@ class PagedCacheOps(ProjectionOps):
         Tokens of earlier steps come from `tail`, which then takes in this step's last tokens.
         """
         if ratio == 1:
-            return values.index_select(0, batch.groups[ratio].rows).to(self.precision.dtype)
+            return self.narrow(values.index_select(0, batch.groups[ratio].rows))
         assert scores is not None
         assert tail is not None
         table = prepared_of(batch).tails[ratio]
@@ -269,7 +269,7 @@ class PagedCacheOps(ProjectionOps):
             pooled = values[:0, : values.shape[1] // (tail_tokens(ratio) // ratio)]
         tail.values[table.states, table.places] = values
         tail.scores[table.states, table.places] = scores
-        return pooled.to(self.precision.dtype)
+        return self.narrow(pooled)
 
     def _tail_table(self, batch: Batch, ratio: int) -> TailTable:
         groups = batch.groups[ratio]

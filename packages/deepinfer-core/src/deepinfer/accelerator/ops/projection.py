@@ -45,7 +45,7 @@ class ProjectionOps(OpsSettings):
 
     def tensor(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Bring a stored tensor to the device, as `dtype` (default: the activation dtype)."""
-        return tensor.to(self.device, dtype or self.precision.dtype)
+        return tensor.to(self.device, dtype or self.dtype)
 
     def pack_linear(self, weight: StoredWeight) -> PackedLinear:
         """Make a weight ready for `linear`."""
@@ -64,7 +64,7 @@ class ProjectionOps(OpsSettings):
         quantised = weights[0].scale is not None
         group = weights[0].block if quantised and round_inputs and self.precision.round_inputs else 0
         if not quantised or sum(weight.elements for weight in weights) <= EXPAND_LIMIT:
-            dense = torch.cat([self.tensor(dequantise(weight), self.precision.wide) for weight in weights])
+            dense = torch.cat([self.tensor(dequantise(weight), self.wide) for weight in weights])
             return PackedLinear(dense, (), group)
         return PackedLinear(None, tuple(self.stored(weight) for weight in weights), group)
 
@@ -78,15 +78,15 @@ class ProjectionOps(OpsSettings):
 
         With `round_group` the inputs go through FP8 first: groups along `in`, as the checkpoint was trained.
         """
-        y = functional.linear(self._rounded(x, weight).to(self.precision.wide), self._dense(weight))
-        return y if wide else y.to(self.precision.dtype)
+        y = functional.linear(self.widen(self._rounded(x, weight)), self._dense(weight))
+        return y if wide else self.narrow(y)
 
     def grouped_linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         """Block-diagonal product: x [T, G, K] with weight [G * R, K] (row = g * R + r) -> [T, G * R]."""
         groups = x.shape[1]
         dense = self._dense(weight).unflatten(0, (groups, -1))
-        x = self._rounded(x, weight).to(self.precision.wide)
-        return torch.bmm(x.transpose(0, 1), dense.transpose(1, 2)).transpose(0, 1).flatten(1).to(self.precision.dtype)
+        x = self.widen(self._rounded(x, weight))
+        return self.narrow(torch.bmm(x.transpose(0, 1), dense.transpose(1, 2)).transpose(0, 1).flatten(1))
 
     def _rounded(self, x: Tensor, weight: PackedLinear) -> Tensor:
         return fp8_round(x, weight.round_group) if weight.round_group else x
@@ -94,15 +94,15 @@ class ProjectionOps(OpsSettings):
     def _dense(self, weight: PackedLinear) -> Tensor:
         if weight.dense is not None:
             return weight.dense
-        return torch.cat([dequantise(part).to(self.precision.wide) for part in weight.stored])
+        return torch.cat([self.widen(dequantise(part)) for part in weight.stored])
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of `table` [V, D] -> [T, D] in the activation dtype."""
-        return table.index_select(0, token_ids).to(self.precision.dtype)
+        return self.narrow(table.index_select(0, token_ids))
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """Weight * x / sqrt(mean(x^2) + eps) over the last dimension; one rounding to the activation dtype.
 
         `weight` is wide; without it only the scaling (V4's per-head query norm).
         """
-        return functional.rms_norm(x.to(self.precision.wide), x.shape[-1:], weight, eps).to(self.precision.dtype)
+        return self.narrow(functional.rms_norm(self.widen(x), x.shape[-1:], weight, eps))

@@ -60,7 +60,7 @@ class SparseAttentionOps(PagedCacheOps):
         if norm_eps is not None:
             q = self.rms_norm(q, None, norm_eps)
         turns = prepared_of(batch).rotations[rope.name].unsqueeze(1)
-        return rotate_(q.to(self.precision.wide, copy=True), turns).to(self.precision.dtype)
+        return self.narrow(rotate_(q.to(self.wide, copy=True), turns))
 
     def attention(self, q: Tensor, keys: KeySources, sink: Tensor, batch: Batch, rope: Rope) -> Tensor:
         """Attend from q [T, H, D] (rotated) to window keys and selected entries; K and V are the stored vector.
@@ -83,11 +83,11 @@ class SparseAttentionOps(PagedCacheOps):
             outputs.append(self._attend(q[rows], vectors, visible, sink))
         wide = torch.cat(outputs) if len(outputs) != 1 else outputs[0]
         turns = prepared.rotations[rope.name].conj().unsqueeze(1)
-        return rotate_(wide, turns).to(self.precision.dtype)
+        return self.narrow(rotate_(wide, turns))
 
     def _attend(self, q: Tensor, keys: Tensor, bias: Tensor, sink: Tensor) -> Tensor:
         """Q [t, H, D], keys [t, N, D] wide, bias [t, N] -> [t, H, D] wide."""
-        queries = q.to(self.precision.wide)
+        queries = self.widen(q)
         scores = torch.baddbmm(bias.unsqueeze(1), queries, keys.transpose(1, 2), alpha=q.shape[2] ** -0.5)
         scores = torch.cat((scores, sink.view(1, -1, 1).expand(q.shape[0], -1, 1)), 2)
         return torch.bmm(torch.softmax(scores, 2)[..., :-1], keys)
@@ -119,7 +119,7 @@ class SparseAttentionOps(PagedCacheOps):
 
     def _index_queries(self, request: IndexRequest, batch: Batch) -> Tensor:
         turns = prepared_of(batch).rotations[request.rope.name].unsqueeze(1)
-        query = rotate_(request.query.to(self.precision.wide, copy=True), turns)
+        query = rotate_(request.query.to(self.wide, copy=True), turns)
         if request.keys.format in PLAIN_FORMATS:
             return query
         return fp4_round(hadamard(query) if request.transform else query, 32)

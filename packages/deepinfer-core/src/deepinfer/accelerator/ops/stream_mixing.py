@@ -53,7 +53,7 @@ class StreamMixingOps(ProjectionOps):
 
     def mix_logits(self, streams: Tensor, parameters: MixParameters, settings: MixSettings) -> Tensor:
         """Z = (fn . flat(S)) / sqrt(mean(flat(S)^2) + eps), wide [T, rows of fn]."""
-        flat = streams.flatten(1).to(self.precision.wide)
+        flat = self.widen(streams.flatten(1))
         scale = torch.rsqrt(flat.square().mean(1, keepdim=True) + settings.norm_eps)
         return functional.linear(flat, parameters.fn) * scale
 
@@ -73,14 +73,12 @@ class StreamMixingOps(ProjectionOps):
 
     def mix_out(self, streams: Tensor, y: Tensor, mix: Mix) -> Tensor:
         """Write a sub-layer's output y [T, D] back: S'_k = post_k y + sum_j comb[j, k] S_j, one rounding."""
-        wide = self.precision.wide
-        kept = torch.bmm(mix.comb.transpose(1, 2), streams.to(wide))
-        return (kept + mix.post.unsqueeze(2) * y.to(wide).unsqueeze(1)).to(self.precision.dtype)
+        added = torch.bmm(mix.post.unsqueeze(2), self.widen(y).unsqueeze(1))
+        return self.narrow(torch.baddbmm(added, mix.comb.transpose(1, 2), self.widen(streams)))
 
     def collapse(self, streams: Tensor, weights: Tensor) -> Tensor:
         """sum_k a_k S_k: streams [T, S, D], weights [T, S] wide -> [T, D] in the activation dtype."""
-        wide = streams.to(self.precision.wide)
-        return torch.bmm(weights.unsqueeze(1), wide).squeeze(1).to(self.precision.dtype)
+        return self.narrow(torch.bmm(weights.unsqueeze(1), self.widen(streams)).squeeze(1))
 
     def head_weights(self, streams: Tensor, parameters: MixParameters, settings: MixSettings) -> Tensor:
         """V4's final collapse weights [T, S]: sigmoid(z * scale + base) + eps."""
