@@ -278,6 +278,11 @@ FAULTS = (
         "v4",
     ),
     Fault(
+        "config.json with other hash ranges than its Engram tables",
+        edit_config(engram_vocab_size=300),
+        ("engram_num_embeddings", "hash ranges"),
+    ),
+    Fault(
         "no tokenizer for Engram layers", remove("tokenizer.json"), ("tokenizer.json: missing", "Engram layers [1, 2]")
     ),
     Fault("a broken tokenizer", edit_file("tokenizer.json", lambda b: b[:1000]), ("tokenizer.json: is no tokenizer",)),

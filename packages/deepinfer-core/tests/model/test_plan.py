@@ -54,23 +54,24 @@ def test_headers_are_summed(name: str, golden_dir: Callable[[str], Path]) -> Non
 
 
 @pytest.mark.parametrize("sequences", [1, 7])
-def test_context_fills_the_memory(sequences: int) -> None:
-    plain = make_plan(CONFIGS / "v41")
+def test_context_fills_the_memory(sequences: int, golden_dir: Callable[[str], Path]) -> None:
+    folder = golden_dir("v41-b-quant")
+    plain = make_plan(folder)
     fixed = plain.device_bytes + sequences * (plain.window_bytes + plain.state_bytes)
-    block = sequences * 128 * 890
-    for blocks in (0, 1, 1000):
+    block = sequences * 128 * int(plain.token_bytes)
+    for blocks in (0, 1, 30):
         for extra in (0, block - 1):
-            plan = make_plan(CONFIGS / "v41", memory_bytes=fixed + blocks * block + extra, sequences=sequences)
+            plan = make_plan(folder, memory_bytes=fixed + blocks * block + extra, sequences=sequences)
             assert plan.context_tokens == blocks * 128
-    assert make_plan(CONFIGS / "v41", memory_bytes=10**15, sequences=sequences).context_tokens == 1_048_576
+    longest = make_plan(folder, memory_bytes=10**15, sequences=sequences)
+    assert longest.context_tokens == longest.max_positions == 4096
 
 
-def test_what_does_not_fit_is_said_with_the_number() -> None:
-    plain = make_plan(CONFIGS / "v41")
-    first_block = 128 * 890
-    need = plain.device_bytes + plain.window_bytes + plain.state_bytes + first_block
-    text = render(make_plan(CONFIGS / "v41", memory_bytes=need - 2**30))
-    assert "does not fit: 1.000 GiB are missing" in text
+def test_what_does_not_fit_is_said_with_the_number(golden_dir: Callable[[str], Path]) -> None:
+    folder = golden_dir("v41-b-quant")
+    plain = make_plan(folder)
+    need = plain.device_bytes + plain.window_bytes + plain.state_bytes + 128 * int(plain.token_bytes)
+    assert "does not fit: 1.000 MiB are missing" in render(make_plan(folder, memory_bytes=need - 2**20))
 
 
 def test_plan_is_json() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from deepinfer.errors import CheckpointError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.download import Hub, fetch
-from deepinfer.model.engram_hash import compress_token_ids
+from deepinfer.model.engram_hash import compress_token_ids, primes
 from deepinfer.model.headers import StoredTensor, read_headers
 from deepinfer.model.inventory import TensorSpec, inventory
 from deepinfer.model.read_config import read_config
@@ -107,11 +107,19 @@ class Checkpoint:
     def compressed_ids(self) -> Tensor | None:
         """The compressed id of every token: int64 [vocab_size] on the CPU; None for a model without Engram.
 
-        Raises CheckpointError when the tokenizer is missing, or is not the one the Engram tables were made with.
+        Raises CheckpointError when the tokenizer is missing, or when tokenizer or configuration are not those that the
+        Engram tables were made with.
         """
         engram = self.config.engram
         if engram is None:
             return None
+        rows = primes(engram).sum((1, 2)).tolist()
+        tables = [layer.engram.rows for layer in self.config.layers if layer.engram is not None]
+        if tables != rows:
+            raise CheckpointError(
+                f"{self.folder / 'config.json'}: engram_num_embeddings is {tables}, but the hash ranges of its other "
+                f"engram_* values take {rows} rows; config.json was changed: download it again"
+            )
         path = self.folder / "tokenizer.json"
         if self.tokenizer is None:
             raise CheckpointError(

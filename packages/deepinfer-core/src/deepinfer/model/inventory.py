@@ -4,6 +4,7 @@ Comparing files with this list is `checkpoint.py`'s, reading tensors is `weights
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 from deepinfer.model.config import LayerConfig, ModelConfig
@@ -13,6 +14,24 @@ DTYPE_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "I64": 
 
 FP4_GROUP = 32
 """Columns of an FP4 row, or of a row of an FP8 Engram table, that share one scale."""
+
+ENGRAM_TABLES = "engram tables"
+
+COMPONENTS = {
+    "draft": r"mtp\.",
+    "vision": r"vision\.|aligner\.|image_",
+    "embedding": r"embed\.",
+    "head": r"head\.",
+    "routed experts": r".*\.ffn\.experts\.",
+    "shared experts": r".*\.ffn\.shared_experts\.",
+    ENGRAM_TABLES: r".*\.engram\.embed\.",
+    "engram projections": r".*\.engram\.",
+    "attention": r".*\.attn\.(?:wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)\.",
+    "router, mixing, compressors, norms": r"",
+}
+"""Parts of the model, and what the names of their tensors begin with; the first that fits counts."""
+
+_COMPONENT = re.compile("|".join(f"({pattern})" for pattern in COMPONENTS.values()))
 
 PLAIN = ("BF16", "F32")
 FLOAT = ("F32",)
@@ -51,6 +70,19 @@ def inventory(config: ModelConfig) -> dict[str, TensorSpec]:
     tensors.draft()
     tensors.vision()
     return tensors.specs
+
+
+def component(name: str) -> str:
+    """Return the part of the model that a tensor belongs to, one of `COMPONENTS`."""
+    match = _COMPONENT.match(name)
+    assert match is not None, "the last pattern fits every name"
+    assert match.lastindex is not None, "every pattern is a group"
+    return tuple(COMPONENTS)[match.lastindex - 1]
+
+
+def not_loaded(config: ModelConfig) -> tuple[str, ...]:
+    """Return the components whose tensors are checked and stay in the file: vision, and V4's draft block."""
+    return ("vision", "draft") if config.family == "deepseek_v4" else ("vision",)
 
 
 def _v4_draft(config: ModelConfig) -> dict[str, TensorSpec]:

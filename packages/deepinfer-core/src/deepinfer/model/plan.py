@@ -4,7 +4,6 @@ All numbers are sums over file headers (or over the inventory, for a folder with
 Reserving memory is the engine's, which also needs room for activations.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from deepinfer.accelerator.parameters import Precision
 from deepinfer.errors import ConfigError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.headers import INDEX, SINGLE, read_headers
-from deepinfer.model.inventory import inventory
+from deepinfer.model.inventory import COMPONENTS, ENGRAM_TABLES, component, inventory, not_loaded
 from deepinfer.model.kv_cache import cache_layout
 from deepinfer.model.read_config import read_config
 
@@ -27,22 +26,6 @@ WINDOW_BLOCKS = 2
 
 RELEASED = Precision(torch.bfloat16, round_inputs=True, cache="records")
 """Bfloat16 activations and the model's own cache records."""
-
-COMPONENTS = (
-    ("draft", r"mtp\."),
-    ("vision", r"vision\.|aligner\.|image_"),
-    ("embedding", r"embed\."),
-    ("head", r"head\."),
-    ("routed experts", r".*\.ffn\.experts\."),
-    ("shared experts", r".*\.ffn\.shared_experts\."),
-    ("engram tables", r".*\.engram\.embed\."),
-    ("engram projections", r".*\.engram\."),
-    ("attention", r".*\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)\."),
-    ("router, mixing, compressors, norms", r""),
-)
-"""Components and what the names of their tensors begin with; the first that fits counts."""
-
-ON_HOST = "engram tables"
 
 
 @dataclass(frozen=True)
@@ -102,12 +85,12 @@ def make_plan(
             raise ConfigError(f"{name} is expected to be at least 1, got {value}")
     config = read_config(folder)
     source, sizes = _tensor_bytes(folder, config)
-    components = Counter(dict.fromkeys((name for name, _ in COMPONENTS), 0))
+    components = Counter(dict.fromkeys(COMPONENTS, 0))
     for name, size in sizes.items():
         components[component(name)] += size
     layout = cache_layout(config, precision)
-    unread = _not_loaded(config)
-    device = sum(size for name, size in components.items() if name != ON_HOST and name not in unread)
+    unread = not_loaded(config)
+    device = sum(size for name, size in components.items() if name != ENGRAM_TABLES and name not in unread)
     window = WINDOW_BLOCKS * layout.window_block_bytes
     left = None if memory_bytes is None else memory_bytes - device - sequences * (window + layout.state_bytes)
     return MemoryPlan(
@@ -117,7 +100,7 @@ def make_plan(
         components=dict(components.most_common()),
         not_loaded=unread,
         device_bytes=device,
-        host_bytes=components[ON_HOST],
+        host_bytes=components[ENGRAM_TABLES],
         token_bytes=layout.bytes_per_token,
         window_bytes=window,
         state_bytes=layout.state_bytes,
@@ -135,20 +118,10 @@ def _tensor_bytes(folder: Path, config: ModelConfig) -> tuple[str, dict[str, int
     return "inventory", {name: spec.bytes for name, spec in inventory(config).items() if not spec.optional}
 
 
-def _not_loaded(config: ModelConfig) -> tuple[str, ...]:
-    """Components that are checked and stay in the file: vision, and V4's draft block."""
-    return ("vision", "draft") if config.family == "deepseek_v4" else ("vision",)
-
-
-def component(tensor: str) -> str:
-    """Return the component that a tensor belongs to."""
-    return next(name for name, pattern in COMPONENTS if re.match(pattern, tensor))
-
-
 def render(plan: MemoryPlan) -> str:
     """Return the plan as lines of text."""
     sources = {"headers": "the headers of the weight files", "inventory": "config.json: the folder has no weight files"}
-    places = {ON_HOST: "host memory"} | dict.fromkeys(plan.not_loaded, "checked, not loaded")
+    places = {ENGRAM_TABLES: "host memory"} | dict.fromkeys(plan.not_loaded, "checked, not loaded")
     rows = [(name, size, places.get(name, "")) for name, size in plan.components.items() if size]
     width = max(len(name) for name, _, _ in rows)
     lines = [

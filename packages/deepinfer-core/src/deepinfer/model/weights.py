@@ -16,14 +16,14 @@ from deepinfer.accelerator.ops.projection import PackedLinear
 from deepinfer.accelerator.parameters import StoredExpert, StoredTable, StoredWeight
 from deepinfer.errors import CheckpointError
 from deepinfer.model.checkpoint import Checkpoint
-from deepinfer.model.inventory import FP4_GROUP
+from deepinfer.model.inventory import ENGRAM_TABLES, FP4_GROUP, component, not_loaded
 
 NAN_SCALE = 255
 """The byte of a UE8M0 scale that is no number."""
 
 
 class Progress(Protocol):
-    """Shows how much has been read; all numbers are bytes."""
+    """Shows how much has been read of what loading reads; all numbers are bytes."""
 
     def start(self, total: int) -> None:
         """Begin a bar of `total` bytes."""
@@ -50,8 +50,9 @@ class Weights:
         self._accelerator = accelerator
         self._progress = progress
         self._left = dict.fromkeys(checkpoint.tensors)
+        unread = {*not_loaded(checkpoint.config), ENGRAM_TABLES}
         if progress is not None:
-            progress.start(sum(tensor.bytes for tensor in checkpoint.tensors.values()))
+            progress.start(sum(t.bytes for name, t in checkpoint.tensors.items() if component(name) not in unread))
 
     def linear(self, name: str) -> PackedLinear:
         """Read `name`.weight and, when it is quantised, `name`.scale; return them packed for `ops.linear`."""
@@ -85,11 +86,11 @@ class Weights:
 
         Its scales are checked when rows are looked up: the released tables are 101 GB each.
         """
-        data = self._accelerator.host_table(self._read(f"{name}.weight"))
+        data = self._accelerator.host_table(self._map(f"{name}.weight"))
         scale = f"{name}.scale"
         if scale not in self._checkpoint.tensors:
             return StoredTable(data)
-        return StoredTable(data, self._accelerator.host_table(self._read(scale)), self._checkpoint.where(scale))
+        return StoredTable(data, self._accelerator.host_table(self._map(scale)), self._checkpoint.where(scale))
 
     def compressed_ids(self) -> Tensor:
         """Return the compressed id of every token: int64 [V] on the CPU, for a model with Engram layers."""
@@ -116,12 +117,16 @@ class Weights:
     def _take(self, name: str) -> None:
         assert name in self._left, f"{name} is not in the checkpoint or was asked for twice"
         del self._left[name]
-        if self._progress is not None:
-            self._progress.advance(self._checkpoint.tensors[name].bytes)
 
-    def _read(self, name: str) -> Tensor:
+    def _map(self, name: str) -> Tensor:
         self._take(name)
         return self._checkpoint.read(name)
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._map(name)
+        if self._progress is not None:
+            self._progress.advance(tensor.nbytes)
+        return tensor
 
     def _weight(self, name: str) -> StoredWeight:
         data = self._read(f"{name}.weight")
