@@ -22,7 +22,7 @@ def read_prompts(lines: Iterable[str], source: str) -> list[Any]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = json.loads(line.strip())
         except json.JSONDecodeError as error:
             raise RequestError(f"{source}, line {number}: expected {FORMS}; got no JSON: {error}") from error
         if not _is_prompt(value):

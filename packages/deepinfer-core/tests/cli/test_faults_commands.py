@@ -1,0 +1,98 @@
+"""What a user may ask that cannot be done: the command's message for each, and `docs/errors.md` shows it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deepinfer.cli import app
+from deepinfer.model.tiny_tokenizer import IMAGE_TOKEN
+
+SETTINGS, REQUESTS, COMMANDS = "Settings", "Requests", "Command line"
+FAILED = {SETTINGS: 2, REQUESTS: 1, COMMANDS: 2}
+SHORT = ("--max-model-len", "128")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A command that cannot be done, its stdin and environment, and words that its message must have."""
+
+    section: str
+    what: str
+    command: tuple[str, ...]
+    words: tuple[str, ...]
+    stdin: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def settings(what: str, *options: str, words: str, **environment: str) -> Fault:
+    return Fault(SETTINGS, what, ("generate", "x", *options), (words,), environment=tuple(environment.items()))
+
+
+def request(what: str, *options: str, words: str) -> Fault:
+    return Fault(REQUESTS, what, ("generate", "x", *options), (words,))
+
+
+def line(what: str, text: str, words: str, section: str = COMMANDS) -> Fault:
+    return Fault(section, what, ("generate", "--prompts", "-", *SHORT), (words,), stdin=text + "\n")
+
+
+FAULTS = [
+    settings("a dtype that does not exist", "--dtype", "int8", words="dtype must be one of auto, bfloat16"),
+    settings("a cache dtype that does not exist", "--kv-cache-dtype", "int8", words="kv_cache_dtype must be"),
+    settings("a decoder replay in words", "--decoder-replay", "some", words='"auto", "off" or a number'),
+    settings("a decoder replay below the window", "--decoder-replay", "3", words="at least the window of 32"),
+    settings("a sequence length of one", "--max-model-len", "1", words="max_model_len must be an integer, 2 to"),
+    settings("a sequence length beyond the model", "--max-model-len", "99999999", words="2 to 65536"),
+    settings("a negative seed", "--seed", "-1", words="seed must be an integer, 0 to"),
+    settings("a log level that does not exist", words="debug, info, warning, error", DEEPINFER_LOG_LEVEL="loud"),
+    request("max_tokens 0", "--max-tokens", "0", words="max_tokens must be an integer, at least 1"),
+    request("temperature -1", "--temperature", "-1", words="temperature must be a number, at least 0"),
+    request("temperature that is no number", "--temperature", "nan", words="temperature must be a number"),
+    request("top_p 0", "--top-p", "0", words="top_p must be above 0"),
+    request("top_p above 1", "--top-p", "1.5", words="top_p must be a number, 0 to 1"),
+    request("top_k -2", "--top-k", "-2", words="top_k must be an integer, at least -1"),
+    request("min_p above 1", "--min-p", "2", words="min_p must be a number, 0 to 1"),
+    request("more logprobs than tokens", "--logprobs", "9999", words="logprobs must be an integer, -1 to 512"),
+    request("an empty stop string", "--stop", "", words="each stop string must be a text of at least one character"),
+    line("an empty prompt", '""', "the prompt is empty", REQUESTS),
+    line("a prompt without tokens", "[]", "at least one", REQUESTS),
+    line("a token id out of range", "[5, 512]", "512", REQUESTS),
+    line("a prompt longer than a sequence may be", str([5] * 200), "128", REQUESTS),
+    line("an image token", f'"a {IMAGE_TOKEN} b"', "image", REQUESTS),
+    line("a line that is no JSON", '"a"\n"b', "stdin, line 2: expected a JSON string"),
+    line("a line that is no prompt", '{"text": "a"}', "stdin, line 1: expected a JSON string"),
+    line("a file without prompts", "", "expected one prompt a line, found none"),
+    Fault(
+        COMMANDS,
+        "a file of prompts that is not there",
+        ("generate", "--prompts", "gone.jsonl"),
+        ("gone.jsonl: No such",),
+    ),
+    Fault(COMMANDS, "a prompt and a file of prompts", ("generate", "x", "--prompts", "y.jsonl"), ("got both",)),
+    Fault(
+        COMMANDS, "a memory size without sense", ("plan", "tiny", "--memory", "much"), ("memory is expected as 141GB",)
+    ),
+    Fault(COMMANDS, "a plan for no sequence", ("plan", "tiny", "--sequences", "0"), ("sequences is expected",)),
+    Fault(COMMANDS, "a folder that is in use", ("tiny", "FULL"), ("exists already and is not empty",)),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what.replace(" ", "-"))
+def test_fault_has_its_message(fault: Fault, tmp_path: Path, errors_page: Any) -> None:
+    (tmp_path / "file").touch()
+    environment = {"DEEPINFER_ACCELERATOR": "cpu", "DEEPINFER_HF_MODEL_DIR": "", **dict(fault.environment)}
+    command = [str(tmp_path) if word == "FULL" else word for word in fault.command]
+    result = CliRunner(env=environment).invoke(app, command, input=fault.stdin)
+    assert result.exit_code == FAILED[fault.section]
+    (message,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
+    for words in fault.words:
+        assert words in message
+    errors_page.check(fault.section, fault.what, message.removeprefix("error: ").replace(str(tmp_path), "FOLDER"))
+
+
+@pytest.mark.parametrize("section", FAILED)
+def test_page_has_all_faults(section: str, errors_page: Any) -> None:
+    errors_page.check_complete(section, [fault.what for fault in FAULTS if fault.section == section])
