@@ -29,6 +29,7 @@ class Shape:
     """The facts of a model that tables depend on."""
 
     ratios: tuple[int, ...] = RATIOS
+    window: int = WINDOW
 
 
 def make(batch: int, length: int, steps: int) -> tuple[Scheduler, BatchBuilder]:

@@ -5,56 +5,59 @@ Which sequences run, and their blocks, are the `Scheduler`'s.
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Groups
+from deepinfer.engine.config import window_blocks
 from deepinfer.engine.plan import Plan
 from deepinfer.engine.sequence import Integers, SequenceTable, blocks_for
 from deepinfer.model.config import ModelConfig
 
 
 class BatchBuilder:
-    """Builds batches for one model from one table of sequences."""
+    """Builds batches for one model from one table of sequences.
+
+    While the same sequences decode, what does not change from step to step stays on the device.
+    """
 
     def __init__(self, model: ModelConfig, table: SequenceTable, device: torch.device) -> None:
         self._ratios = model.ratios
+        self._decoding_windows = window_blocks(1, model.window)
         self._table = table
         self._device = device
+        self._rows: Integers | None = None
+        self._fixed: list[Tensor] = []
+        self._version = -1
+        self._tables: list[Tensor] = []
 
     def build(self, plan: Plan) -> Batch:
         """Lay out the rows of `plan`, in its order."""
-        table, rows, decoder_rows = self._table, plan.rows, None
-        ends = plan.starts + plan.counts
-        starts = table.decoder_starts[rows]
         if plan.decoding:
-            sequences = row_starts = logit_rows = np.arange(len(rows))
-            positions, recent = plan.starts, table.recent.take(rows, axis=0)
-        else:
-            row_ends = np.cumsum(plan.counts)
-            row_starts = row_ends - plan.counts
-            sequences = np.repeat(np.arange(len(rows)), plan.counts)
-            positions = np.arange(len(sequences)) + (plan.starts - row_starts)[sequences]
-            recent = self._recent(plan, ends, row_starts, len(sequences))
-            if (plan.starts < starts).any():
-                decoder_rows = np.flatnonzero(positions >= starts[sequences])
-            logit_rows = _logit_rows(plan, row_ends, decoder_rows)
-        max_context = int(ends.max()) if len(ends) else 0
+            return self._decoding(plan)
+        table, rows = self._table, plan.rows
+        ends = plan.starts + plan.counts
+        row_ends = np.cumsum(plan.counts)
+        row_starts = row_ends - plan.counts
+        sequences = np.repeat(np.arange(len(rows)), plan.counts)
+        positions = np.arange(len(sequences)) + (plan.starts - row_starts)[sequences]
+        recent = self._recent(plan, ends, row_starts, len(sequences))
+        starts = table.decoder_starts[rows]
+        decoder_rows = None
+        if (plan.starts < starts).any():
+            decoder_rows = np.flatnonzero(positions >= starts[sequences])
+        max_context = int(ends.max(initial=0))
         blocks = table.blocks[rows, : max(1, blocks_for(max_context))]
-        windows = table.windows.take(rows, axis=0)[:, : max(1, int(table.window_counts[rows].max(initial=0)))]
-        of_row = [recent[:, 0], positions, sequences, recent[:, 1:]]
-        of_sequence = [row_starts, plan.counts, ends, blocks, windows, table.window_bases[rows], rows, starts]
-        groups = self._groups(positions, sequences, blocks)
-        return self._batch([*of_row, *of_sequence, logit_rows, *groups], decoder_rows, max_context)
-
-    def _batch(self, arrays: list[Integers], decoder_rows: Integers | None, max_context: int) -> Batch:
-        """Copy all arrays as one, and name the pieces in the order in which `build` lays them."""
+        windows = table.windows[rows, : max(1, int(table.window_counts[rows].max(initial=0)))]
+        of_rows = [recent[:, 0], positions, sequences, recent[:, 1:]]
+        of_sequences = [row_starts, plan.counts, ends, blocks, windows, table.window_bases[rows], rows, starts]
+        groups = self._groups(positions, blocks[sequences, positions // BLOCK_TOKENS])
+        arrays = [*of_rows, *of_sequences, _logit_rows(plan, row_ends, decoder_rows), *groups]
         if decoder_rows is not None:
-            arrays = [*arrays, decoder_rows]
-        distinct = {id(array): array for array in arrays}  # in a decoding step several are the same numbers
-        whole = torch.from_numpy(np.concatenate([array.ravel() for array in distinct.values()])).to(self._device)
-        pieces = whole.split_with_sizes([array.size for array in distinct.values()])
-        made = dict(zip(distinct, pieces, strict=True))
-        of = [made[id(array)] if array.ndim == 1 else made[id(array)].view(array.shape) for array in arrays]
-        groups = {ratio: Groups(of[13 + 2 * i], of[14 + 2 * i]) for i, ratio in enumerate(self._ratios)}
+            arrays.append(decoder_rows)
+        return self._batch(self._to_device(arrays), max_context, narrowed=decoder_rows is not None)
+
+    def _batch(self, of: list[Tensor], max_context: int, *, narrowed: bool) -> Batch:
+        """Name the tensors in the order in which `build` lays them."""
         return Batch(
             token_ids=of[0],
             positions=of[1],
@@ -69,10 +72,62 @@ class BatchBuilder:
             states=of[10],
             decoder_starts=of[11],
             logit_rows=of[12],
-            groups=groups,
-            decoder_rows=None if decoder_rows is None else of[-1],
+            groups=self._named(of[13:]),
+            max_context=max_context,
+            decoder_rows=of[-1] if narrowed else None,
+        )
+
+    def _decoding(self, plan: Plan) -> Batch:
+        """One row a sequence, the newest: the same as `build`, copying only what has changed."""
+        table, rows, positions = self._table, plan.rows, plan.starts
+        ends = positions + 1
+        max_context = int(ends.max(initial=0))
+        recent = table.recent.take(rows, axis=0)
+        arrays = [recent[:, 0], positions, recent[:, 1:], ends]
+        arrays += self._groups(positions, table.last_blocks[rows])
+        count = len(arrays)
+        other_rows = rows is not self._rows
+        other_tables = other_rows or table.version != self._version
+        if other_tables:
+            blocks = table.blocks[rows, : max(1, blocks_for(max_context))]
+            windows = table.windows.take(rows, axis=0)[:, : self._decoding_windows]
+            arrays += blocks, windows, table.window_bases[rows]
+        if other_rows:
+            arrays += np.arange(len(rows)), plan.counts, rows, table.decoder_starts[rows]
+        tensors = self._to_device(arrays)
+        if other_tables:
+            self._tables, self._version = tensors[count : count + 3], table.version
+        if other_rows:
+            self._fixed, self._rows = tensors[count + 3 :], rows
+        block_tables, window_tables, window_bases = self._tables
+        numbers, counts, states, starts = self._fixed
+        return Batch(
+            token_ids=tensors[0],
+            positions=tensors[1],
+            sequences=numbers,
+            history=tensors[2],
+            query_starts=numbers,
+            query_lens=counts,
+            context_lens=tensors[3],
+            block_tables=block_tables,
+            window_tables=window_tables,
+            window_bases=window_bases,
+            states=states,
+            decoder_starts=starts,
+            logit_rows=numbers,
+            groups=self._named(tensors[4:count]),
             max_context=max_context,
         )
+
+    def _to_device(self, arrays: list[Integers]) -> list[Tensor]:
+        """Copy all arrays as one, and cut them apart there."""
+        whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(self._device)
+        pieces = whole.split_with_sizes([array.size for array in arrays])
+        pairs = zip(pieces, arrays, strict=True)
+        return [piece if array.ndim == 1 else piece.view(array.shape) for piece, array in pairs]
+
+    def _named(self, tensors: list[Tensor]) -> dict[int, Groups]:
+        return {ratio: Groups(*tensors[2 * i : 2 * i + 2]) for i, ratio in enumerate(self._ratios)}
 
     def _recent(self, plan: Plan, ends: Integers, row_starts: Integers, total: int) -> Integers:
         """Each row's own token and those before it, newest first: from the column for the newest, else from the ids."""
@@ -91,13 +146,13 @@ class BatchBuilder:
                 recent[row + known + back - start : row + end - start, back] = tokens[known : max(end - back, known)]
         return recent
 
-    def _groups(self, positions: Integers, sequences: Integers, blocks: Integers) -> list[Integers]:
-        """For each ratio the rows that complete a group, and the slots of their entries."""
-        tokens = blocks[sequences, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+    def _groups(self, positions: Integers, blocks: Integers) -> list[Integers]:
+        """For each ratio the rows that complete a group, and the slots of their entries; `blocks` [T]: each row's own."""
+        tokens = blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS
         arrays: list[Integers] = []
         for ratio in self._ratios:
             if ratio == 1:
-                arrays += (sequences if len(sequences) == len(blocks) else np.arange(len(sequences))), tokens
+                arrays += np.arange(len(positions)), tokens
             else:
                 rows = np.flatnonzero((positions + 1) % ratio == 0)
                 arrays += rows, tokens[rows] // ratio

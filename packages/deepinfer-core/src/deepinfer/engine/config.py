@@ -72,14 +72,14 @@ class EngineConfig:
 
     def window_width(self, window: int) -> int:
         """Most window blocks that one sequence holds: a whole step's rows and the window before the first."""
-        return min(_window_blocks(self.max_num_batched_tokens, window), blocks_for(self.max_model_len))
+        return min(window_blocks(self.max_num_batched_tokens, window), blocks_for(self.max_model_len))
 
     def replay_of(self, params: SamplingParams) -> int | None:
         """Last prompt tokens of a request that run the decoder half; None = all, as where all logits are wanted."""
         return self.decoder_replay if params.prompt_logprobs is None else None
 
 
-def _window_blocks(rows: int, window: int) -> int:
+def window_blocks(rows: int, window: int) -> int:
     """Blocks that `rows` consecutive rows and the window before the first may touch, wherever they begin."""
     return max(window - 1 + rows - 2, 0) // BLOCK_TOKENS + 2
 
@@ -136,9 +136,9 @@ def resolve(
     """
     wanted = model.max_positions if options.max_model_len is None else options.max_model_len
     # Two blocks a decoding sequence; one long chunk at a time begins inside its window.
-    window_blocks = 2 * options.max_num_seqs + _window_blocks(options.max_num_batched_tokens, model.window)
-    window_blocks = min(window_blocks, options.max_num_seqs * blocks_for(wanted))
-    fixed = window_blocks * layout.window_block_bytes + options.max_num_seqs * layout.state_bytes
+    windows = 2 * options.max_num_seqs + window_blocks(options.max_num_batched_tokens, model.window)
+    windows = min(windows, options.max_num_seqs * blocks_for(wanted))
+    fixed = windows * layout.window_block_bytes + options.max_num_seqs * layout.state_bytes
     affordable = max(0, memory.most - fixed) // layout.block_bytes
     useful = options.max_num_seqs * blocks_for(wanted)
     if memory.enough is not None:
@@ -158,7 +158,7 @@ def resolve(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         blocks=blocks,
-        window_blocks=window_blocks,
+        window_blocks=windows,
         seed=options.seed,
     )
 

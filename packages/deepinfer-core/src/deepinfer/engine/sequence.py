@@ -77,11 +77,13 @@ class SequenceTable:
     recent [S, 1 + n]    its last tokens, newest first, as many as n-grams need; -1 before the start
     blocks [S, B]        block of tokens 128 b .. 128 b + 127 of entries and index keys; -1 = none
     block_counts         how many of them it holds
+    last_blocks          the last of them, where a decoding sequence writes
     windows [S, W]       window blocks, from the block number in `window_bases` on; -1 = none
     window_counts        how many of them it holds
     reach                tokens up to which it holds blocks of both kinds
     decoder_starts       first position that runs the decoder half
     temperature, top_p, top_k, min_p, seeds   its sampling parameters
+    version              changes whenever any sequence gains or loses a block
     logprobs             wanted with each generated token: n, -1 = whole rows, NO_LOGPROBS = none
     """
 
@@ -94,7 +96,8 @@ class SequenceTable:
         self.recent = integers(rows, 1 + history)
         self.blocks, self.block_counts = integers(rows, blocks), integers(rows)
         self.windows, self.window_counts, self.window_bases = integers(rows, windows), integers(rows), integers(rows)
-        self.reach = integers(rows)
+        self.reach, self.last_blocks = integers(rows), integers(rows)
+        self.version = 0
         self.top_k, self.seeds, self.logprobs = integers(rows), integers(rows), integers(rows)
         self.temperature, self.top_p, self.min_p = np.zeros((3, rows), dtype=np.float64)
         self._free_rows = list(range(rows - 1, -1, -1))
@@ -141,6 +144,7 @@ class SequenceTable:
         count = self.block_counts[row]
         self.blocks[row, count : count + len(taken)] = taken
         self.block_counts[row] = count + len(taken)
+        self.last_blocks[row] = taken[-1]
         self._note_reach(row)
 
     def drop_blocks(self, row: int) -> list[int]:
@@ -165,9 +169,11 @@ class SequenceTable:
         self.windows[row, self.windows.shape[1] - gone :] = -1
         self.window_counts[row] -= gone
         self.window_bases[row] = base
+        self._note_reach(row)
         return dropped
 
     def _note_reach(self, row: int) -> None:
+        self.version += 1
         windows = self.window_bases[row] + self.window_counts[row]
         self.reach[row] = min(self.block_counts[row], windows) * BLOCK_TOKENS
 
