@@ -11,9 +11,10 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
+import click
+from click.exceptions import Exit
 
 from deepinfer.console import reported, show_log
 from deepinfer.environment import VARIABLES, Environment, prepare_for_torch, read_environment
@@ -26,25 +27,17 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-
 _log = logging.getLogger(__name__)
 
 _VARIABLES = "\n".join(f"  {name:<24}{text}" for name, text in VARIABLES.items())
 
-Accelerator = Annotated[str | None, typer.Option(help='Name of an accelerator, or "auto".  [default: auto]')]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Debug = Annotated[bool, typer.Option(help="Show where an error came from.")]
+_accelerator = click.option("--accelerator", metavar="NAME", help='Name of an accelerator, or "auto".  [default: auto]')
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+_debug = click.option("--debug", is_flag=True, help="Show where an error came from.")
 
 
-@app.callback(
-    help="Inference for DeepSeek-V4.1-Flash and V4-Flash: exact, then fast.",
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=f"""\b
 Examples:
   deepinfer generate "Once upon a time" --max-tokens 64
@@ -56,23 +49,15 @@ Environment:
 {_VARIABLES}
 
 `deepinfer COMMAND --help` explains a command.""",
-    invoke_without_command=True,
 )
-def _start(
-    context: typer.Context,
-    *,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
-        from importlib.metadata import version as version_of
-
-        typer.echo(f"deepinfer-core {version_of('deepinfer-core')}")
-        raise typer.Exit
+@click.version_option(package_name="deepinfer-core", message="deepinfer-core %(version)s")
+@click.pass_context
+def app(context: click.Context) -> None:
+    """Inference for DeepSeek-V4.1-Flash and V4-Flash: exact, then fast."""
     with reported():
-        environment = read_environment()
-        show_log(environment.log_level)
+        context.obj = read_environment()
+        show_log(context.obj.log_level)
         prepare_for_torch()
-        context.obj = environment
 
 
 @app.command(
@@ -81,46 +66,59 @@ Examples:
   deepinfer generate "Once upon a time" --max-tokens 64
   echo "Once upon a time" | deepinfer generate --temperature 0
   deepinfer generate --prompts prompts.jsonl --json > completions.jsonl
-  deepinfer generate "def f(" --model /path/to/checkpoint --stop "\\n\\n"
+  deepinfer generate "def f(" --model /path/to/checkpoint --stop $'\\n\\n'
 
 A line of a prompts file is a JSON string, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}.
 The exit code is 1 when a prompt could not be continued, 2 when nothing could be done, 130 after Ctrl-C.""",
 )
+@click.argument("prompt", required=False)
+@click.option("--prompts", type=click.Path(path_type=Path), help='File of JSON lines, a prompt each; "-": from stdin.')
+@click.option(
+    "--model", help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny, the embedded one]'
+)
+@click.option("--max-tokens", default=128, help="End after so many tokens.")
+@click.option("--temperature", default=1.0, help="0 takes the best token, 1 samples as the model says.")
+@click.option("--top-p", default=1.0, help="Keep the best tokens up to this probability; 1: all.")
+@click.option("--top-k", default=0, help="Keep so many best tokens; 0: all.")
+@click.option("--min-p", default=0.0, help="Keep tokens of this share of the best one's probability.")
+@click.option("--stop", multiple=True, help="End where this text comes; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence.")
+@click.option("--logprobs", type=int, help="With --json: so many best tokens at each position.")
+@click.option("--seed", default=0, help="Seed of the sampling noise.")
+@_accelerator
+@click.option("--dtype", default="auto", help='Of activations: "auto", "bfloat16", "float32" or "float64".')
+@click.option("--kv-cache-dtype", default="auto", help='"auto": quantised as trained; "model": as activations.')
+@click.option("--decoder-replay", default="auto", help='"auto", "off", or how many last tokens run the whole model.')
+@click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
+@_json
+@_debug
+@click.pass_obj
 def generate(
-    context: typer.Context,
-    prompt: Annotated[str | None, typer.Argument(help='The text to continue; "-" or nothing: from stdin.')] = None,
+    environment: Environment,
+    /,
     *,
-    prompts: Annotated[Path | None, typer.Option(help='File of JSON lines, a prompt each; "-": from stdin.')] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny, embedded]'),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="End after so many tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the best token, 1 samples as the model says.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this probability; 1: all.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep so many best tokens; 0: all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens of this share of the best one's probability.")] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End where this text comes; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
-    logprobs: Annotated[int | None, typer.Option(help="With --json: so many best tokens at each position.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
-    accelerator: Accelerator = None,
-    dtype: Annotated[str, typer.Option(help='Of activations: "auto", "bfloat16", "float32", "float64".')] = "auto",
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help='"auto": quantised as trained; "model": as activations.')
-    ] = "auto",
-    decoder_replay: Annotated[str, typer.Option(help='"auto", "off", or the last tokens that run it all.')] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence, prompt and completion.")] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    prompt: str | None,
+    prompts: Path | None,
+    model: str | None,
+    seed: int,
+    accelerator: str | None,
+    dtype: str,
+    kv_cache_dtype: str,
+    decoder_replay: str,
+    max_model_len: int | None,
+    as_json: bool,
+    debug: bool,
+    **sampling: Any,
 ) -> None:
-    """Continue a prompt, or a file of prompts; text comes to stdout as it is made."""
+    """Continue PROMPT, or a file of prompts; text comes to stdout as it is made.
+
+    Without PROMPT, or with "-", the text to continue is read from stdin.
+    """
     with reported(debug=debug):
         wanted = _wanted(prompt, prompts)
-        environment: Environment = context.obj
         name = model or environment.model or TINY
         if name == TINY:
-            typer.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)
+            click.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)
         from deepinfer.engine.request import SamplingParams
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
@@ -135,39 +133,30 @@ def generate(
             seed=seed,
             progress=LoadingBar(),
         )
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_tokens=max_tokens,
-            stop=tuple(stop or ()),
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-        )
         begin = time.perf_counter()
-        increments = llm.generate(wanted, params, stream=True)
+        increments = llm.generate(wanted, SamplingParams(**sampling), stream=True)
         tokens, failed = (_print_json if as_json else _print_text)(increments, len(wanted))
         seconds = time.perf_counter() - begin
         _log.info("%d tokens in %.2f s, %.1f a second", tokens, seconds, tokens / seconds)
         if failed:
-            raise typer.Exit(1)
+            raise Exit(1)
 
 
 @app.command()
-def accelerators(*, as_json: AsJson = False) -> None:
+@_json
+def accelerators(*, as_json: bool) -> None:
     """List the accelerators that are installed, and why one cannot be used."""
     with reported():
         from deepinfer.accelerator.registry import list_accelerators
 
         found = list_accelerators()
         if as_json:
-            typer.echo(json.dumps([dataclasses.asdict(candidate) for candidate in found], indent=1))
+            click.echo(json.dumps([dataclasses.asdict(candidate) for candidate in found], indent=1))
             return
         width = max(len(candidate.name) for candidate in found)
         for candidate in found:
             state = "usable" if candidate.reason is None else candidate.reason
-            typer.echo(f"{candidate.name:<{width}}  {candidate.wheel}: {state}")
+            click.echo(f"{candidate.name:<{width}}  {candidate.wheel}: {state}")
 
 
 @app.command(
@@ -179,29 +168,28 @@ Examples:
 
 The exit code is 0 when nothing is wrong, else 1.""",
 )
+@_accelerator
+@click.option("--model", help="Judge the ops for this model.")
+@click.option("--check", is_flag=True, help="Compare every op with the reference; takes seconds to minutes.")
+@_json
+@_debug
+@click.pass_obj
 def doctor(
-    context: typer.Context,
-    *,
-    accelerator: Accelerator = None,
-    model: Annotated[str | None, typer.Option(help="Judge the ops for this model.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare every op with the reference; takes a while.")] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    environment: Environment, /, *, accelerator: str | None, model: str | None, check: bool, as_json: bool, debug: bool
 ) -> None:
     """Look at the installation: system, wheels, accelerator, and which implementation each op has."""
     with reported(debug=debug):
         from deepinfer.doctor import diagnose, render
         from deepinfer.model.read_config import read_config
 
-        environment: Environment = context.obj
         config = None
         if name := model or environment.model:
             with _folder(name) as folder:
                 config = read_config(folder)
         diagnosis = diagnose(accelerator or environment.accelerator, config, conformance=check)
-        typer.echo(json.dumps(diagnosis.as_dict(), indent=1) if as_json else render(diagnosis))
+        click.echo(json.dumps(diagnosis.as_dict(), indent=1) if as_json else render(diagnosis))
         if not diagnosis.healthy:
-            raise typer.Exit(1)
+            raise Exit(1)
 
 
 @app.command(
@@ -212,38 +200,37 @@ Examples:
 
 A folder with nothing but config.json is enough; of a model of the Hub only that is downloaded.""",
 )
-def plan(
-    model: Annotated[str, typer.Argument(help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".')],
-    *,
-    memory: Annotated[str | None, typer.Option(help="Memory of the devices: 141GB, 128GiB, 8x141GB, bytes.")] = None,
-    sequences: Annotated[int, typer.Option(help="How many sequences share it.")] = 1,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Say how much memory a model takes and how much context is left, before anything is loaded."""
+@click.argument("model")
+@click.option("--memory", metavar="SIZE", help="Memory of the devices: 141GB, 128GiB, 8x141GB or bytes.")
+@click.option("--sequences", default=1, help="How many sequences share it.")
+@_json
+@_debug
+def plan(*, model: str, memory: str | None, sequences: int, as_json: bool, debug: bool) -> None:
+    """Say how much memory MODEL takes and how much context is left, before anything is loaded.
+
+    MODEL is a checkpoint folder, a model of the Hugging Face Hub, or "tiny".
+    """
     with reported(debug=debug):
         size = None if memory is None else memory_bytes(memory)
         from deepinfer.model.plan import make_plan, render
 
         with _folder(model) as folder:
             made = make_plan(folder, memory_bytes=size, sequences=sequences)
-        typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else render(made))
+        click.echo(json.dumps(made.as_dict(), indent=1) if as_json else render(made))
 
 
 @app.command()
-def tiny(
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
-    *,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
-    family: Annotated[Literal["deepseek_v41", "deepseek_v4"], typer.Option()] = "deepseek_v41",
-    debug: Debug = False,
-) -> None:
-    """Write the tiny model, random weights in every layer kind and format, as a checkpoint folder."""
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--seed", default=0, help="Seed of the weights.")
+@click.option("--family", type=click.Choice(["deepseek_v41", "deepseek_v4"]), default="deepseek_v41")
+@_debug
+def tiny(*, folder: Path, seed: int, family: Literal["deepseek_v41", "deepseek_v4"], debug: bool) -> None:
+    """Write the tiny model, random weights in every layer kind and format, to FOLDER."""
     with reported(debug=debug):
         from deepinfer.model.tiny import write_tiny
 
         write_tiny(folder, seed=seed, family=family)
-        typer.echo(f"{folder}: a tiny {family} checkpoint of random weights", err=True)
+        click.echo(f"{folder}: a tiny {family} checkpoint of random weights", err=True)
 
 
 def memory_bytes(text: str) -> int:
@@ -309,7 +296,7 @@ def _print_text(increments: "Iterator[Increment]", count: int) -> tuple[int, int
             if step.completion.error is not None:
                 failed += 1
                 where = f"prompt {step.index + 1}: " if count > 1 else ""
-                typer.secho(f"error: {where}{step.completion.error}", fg=typer.colors.RED, err=True)
+                click.secho(f"error: {where}{step.completion.error}", fg="red", err=True)
         while current in waiting:
             sys.stdout.write("".join(waiting.pop(current)))
             if current in ended:
@@ -330,7 +317,7 @@ def _print_json(increments: "Iterator[Increment]", count: int) -> tuple[int, int
         failed += step.completion.error is not None
         ended[step.index] = {"index": step.index, **dataclasses.asdict(step.completion)}
         while written in ended:
-            typer.echo(json.dumps(ended.pop(written), ensure_ascii=False))
+            click.echo(json.dumps(ended.pop(written), ensure_ascii=False))
             written += 1
     assert written == count
     return tokens, failed

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import override
 
-import typer
+import click
+from click.exceptions import Exit
 
 from deepinfer.environment import LogLevel
 from deepinfer.errors import DeepInferError
@@ -28,15 +29,15 @@ def reported(*, debug: bool = False) -> Iterator[None]:
     except DeepInferError as error:
         if debug:
             traceback.print_exc()
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(FAILED) from None
+        click.secho(f"error: {error}", fg="red", err=True)
+        raise Exit(FAILED) from None
     except KeyboardInterrupt:
-        typer.echo("\ninterrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        click.echo("\ninterrupted", err=True)
+        raise Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Python would complain again when it flushes stdout on the way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(PIPE_CLOSED) from None
+        raise Exit(PIPE_CLOSED) from None
 
 
 class _Lines(logging.Handler):
@@ -45,7 +46,7 @@ class _Lines(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        typer.echo(f"deepinfer: {level}{self.format(record)}", err=True)
+        click.echo(f"deepinfer: {level}{self.format(record)}", err=True)
 
 
 def show_log(level: LogLevel) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.cli import app, memory_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from deepinfer.cli import app
 from deepinfer.model.tiny_tokenizer import IMAGE_TOKEN
