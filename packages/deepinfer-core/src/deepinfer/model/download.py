@@ -4,6 +4,7 @@ Only safetensors and JSON files are fetched. Checking what they hold is `checkpo
 """
 
 import errno
+import logging
 import re
 import shutil
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ CONFIG_ONLY = ("config.json",)
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hub:
     """How the Hub is reached; None leaves a choice to the huggingface_hub library and its environment variables.
@@ -54,9 +58,11 @@ class Hub:
 def fetch(model: str | Path, hub: Hub, patterns: tuple[str, ...] = PATTERNS) -> Path:
     """Return the folder of `model`: itself when it is a folder, else that of a download of the Hub's model.
 
-    The download holds all files that match `patterns`, such as `CONFIG_ONLY`, and what was downloaded earlier.
-    A download that was broken off continues where it stopped.  Raises CheckpointError for a folder that does not
-    exist, a model that is unknown or gated, no network, and too little disk space, which is checked before the start.
+    The download holds all files that match `patterns`, such as `CONFIG_ONLY`, and what was downloaded earlier.  A
+    broken connection is resumed; a download that ended is continued by the next one, file by file.
+
+    Raises CheckpointError for a folder that does not exist, a model that is unknown or gated, no network, and too
+    little disk space, which is checked before the start.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -95,8 +101,18 @@ def _download(name: str, hub: Hub, patterns: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, local_files_only=hub.offline, **options))
     except CheckpointError:
         raise
-    except Exception as error:  # the errors of the library's HTTP client differ by its version
-        raise _explain(error, name, hub, cache) from error
+    except Exception as error:  # noqa: BLE001 - the errors of the library's HTTP client differ by its version
+        return _complete_copy(name, options, _explain(error, name, hub, cache))
+
+
+def _complete_copy(name: str, options: dict[str, Any], fault: CheckpointError) -> Path:
+    """Return an earlier, complete download, which needs no Hub; raises `fault` when there is none."""
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, **options))
+    except OSError:
+        raise fault from None
+    _log.warning("%s; using the complete copy in %s", fault, folder)
+    return folder
 
 
 def _check_space(name: str, cache: Path, options: dict[str, Any]) -> None:
@@ -105,9 +121,7 @@ def _check_space(name: str, cache: Path, options: dict[str, Any]) -> None:
         files = snapshot_download(name, dry_run=True, **(options | {"tqdm_class": _SilentBar}))
     except OSError:
         return  # the download itself finds a complete copy in the cache, or says what is wrong
-    folder = cache / f"models--{name.replace('/', '--')}" / "blobs"
-    begun = sum(path.stat().st_size for path in folder.glob("*.incomplete"))
-    needed = sum(file.file_size for file in files if file.will_download) - begun
+    needed = sum(file.file_size for file in files if file.will_download)
     existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
@@ -116,8 +130,8 @@ def _check_space(name: str, cache: Path, options: dict[str, Any]) -> None:
 
 def _no_space(name: str, cache: Path, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{name}: no disk space for the download in {cache}: {what}; free some, or choose another disk with HF_HOME. "
-        "Files that are complete are kept, and the same command continues"
+        f"{name}: no disk space for the download in {cache}: {what}; free some, or choose another disk with HF_HOME; "
+        "files that are complete are kept"
     )
 
 
@@ -139,7 +153,7 @@ def _explain(error: Exception, name: str, hub: Hub, cache: Path) -> CheckpointEr
     if isinstance(error, IncompleteSnapshotError):
         return CheckpointError(
             f"{name}: its download in {cache} is incomplete, and the Hub cannot be reached now; connect to the network "
-            "and run the same command again: it continues where it stopped"
+            "and run the same command again: it fetches what is missing"
         )
     if isinstance(error, LocalEntryNotFoundError):
         reason = "offline use was asked for" if hub.offline else "the Hub cannot be reached"
@@ -148,6 +162,6 @@ def _explain(error: Exception, name: str, hub: Hub, cache: Path) -> CheckpointEr
             "the folder of a copy"
         )
     return CheckpointError(
-        f"{name}: the download was interrupted ({type(error).__name__}: {error}); run the same command again: it "
-        "continues where it stopped"
+        f"{name}: the download was interrupted ({type(error).__name__}: {error}); run the same command again: "
+        "complete files are kept, it fetches the others"
     )
