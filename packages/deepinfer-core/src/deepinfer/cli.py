@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 
+ENGINE_OPTIONS = ("dtype", "kv_cache_dtype", "decoder_replay", "max_model_len", "seed")
+"""Options of `generate` that are arguments of `LLM`; the others are of `SamplingParams`, under the same names."""
+
 _log = logging.getLogger(__name__)
 
 _VARIABLES = "\n".join(f"  {name:<24}{text}" for name, text in VARIABLES.items())
+
+
+def _number_or_word(_: click.Context, __: click.Parameter, text: str) -> int | str:
+    """A number as a number; LLM judges everything else."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
 
 _accelerator = click.option("--accelerator", metavar="NAME", help='Name of an accelerator, or "auto".  [default: auto]')
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -88,7 +97,12 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 @_accelerator
 @click.option("--dtype", default="auto", help='Of activations: "auto", "bfloat16", "float32" or "float64".')
 @click.option("--kv-cache-dtype", default="auto", help='"auto": quantised as trained; "model": as activations.')
-@click.option("--decoder-replay", default="auto", help='"auto", "off", or how many last tokens run the whole model.')
+@click.option(
+    "--decoder-replay",
+    default="auto",
+    callback=_number_or_word,
+    help='"auto", "off", or how many last tokens run the whole model.',
+)
 @click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
 @_json
 @_debug
@@ -100,15 +114,10 @@ def generate(
     prompt: str | None,
     prompts: Path | None,
     model: str | None,
-    seed: int,
     accelerator: str | None,
-    dtype: str,
-    kv_cache_dtype: str,
-    decoder_replay: str,
-    max_model_len: int | None,
     as_json: bool,
     debug: bool,
-    **sampling: Any,
+    **choices: Any,
 ) -> None:
     """Continue PROMPT, or a file of prompts; text comes to stdout as it is made.
 
@@ -123,18 +132,10 @@ def generate(
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
 
-        llm = LLM(
-            name,
-            accelerator=accelerator or environment.accelerator,
-            dtype=dtype,  # type: ignore[arg-type]  # LLM checks it
-            kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
-            decoder_replay=_replay(decoder_replay),
-            max_model_len=max_model_len,
-            seed=seed,
-            progress=LoadingBar(),
-        )
+        engine = {option: choices.pop(option) for option in ENGINE_OPTIONS}
+        llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
-        increments = llm.generate(wanted, SamplingParams(**sampling), stream=True)
+        increments = llm.generate(wanted, SamplingParams(**choices), stream=True)
         tokens, failed = (_print_json if as_json else _print_text)(increments, len(wanted))
         seconds = time.perf_counter() - begin
         _log.info("%d tokens in %.2f s, %.1f a second", tokens, seconds, tokens / seconds)
@@ -275,11 +276,6 @@ def _folder(model: str) -> "Iterator[Path]":
         yield checkpoint.folder
     else:
         yield fetch(model, Hub(), CONFIG_ONLY)
-
-
-def _replay(text: str) -> Any:
-    """A number as a number; LLM judges everything else."""
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def _print_text(increments: "Iterator[Increment]", count: int) -> tuple[int, int]:
