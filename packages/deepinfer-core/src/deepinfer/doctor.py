@@ -5,8 +5,7 @@ Printing is `cli.py`'s; what each accelerator needs is known by its own wheel.
 
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.conformance import ALL_SHAPES, TINY, Finding, cases
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.accelerator.registry import Candidate, list_accelerators, list_drafters, open_accelerator
-from deepinfer.accelerator.report import OpReport, report_ops
+from deepinfer.accelerator.report import OpReport, report_ops, shapes_of
 from deepinfer.errors import AcceleratorError
 from deepinfer.installation import libraries, our_wheels
 from deepinfer.model.config import ModelConfig
@@ -73,7 +72,7 @@ def diagnose(accelerator: str, config: ModelConfig | None = None, *, conformance
         free, total = opened.memory()
         memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
         checks.append(Check("accelerator", True, f"{opened.name}: {opened.description()}, {memory}"))
-        ops = report_ops(opened, opened.ops(RELEASED), _shapes(config))
+        ops = report_ops(opened, opened.ops(RELEASED), shapes_of(config) if config else {})
         if conformance:
             findings = _conform(opened)
             checks.append(_judge(findings))
@@ -125,14 +124,6 @@ def _wheels() -> list[Check]:
 
 def _libraries() -> list[Check]:
     return [Check(library.name, True, library.version) for library in libraries() if library.version is not None]
-
-
-def _shapes(config: ModelConfig | None) -> Mapping[str, int]:
-    """The whole numbers of a model's configuration under their names, as `Ops.limits` takes them."""
-    if config is None:
-        return {}
-    values = {field.name: vars(config)[field.name] for field in fields(config)}
-    return {name: value for name, value in values.items() if type(value) is int}
 
 
 def _conform(accelerator: Accelerator) -> list[Finding]:

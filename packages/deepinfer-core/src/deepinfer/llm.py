@@ -14,7 +14,7 @@ import torch
 from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.registry import open_accelerator
-from deepinfer.accelerator.report import start_line
+from deepinfer.accelerator.report import shapes_of, start_line
 from deepinfer.engine.config import (
     CacheChoice,
     CacheMemory,
@@ -111,7 +111,7 @@ class LLM:
         self.config = resolve(options, checkpoint.config, precision, layout, memory)
         self.tokenizer = checkpoint.tokenizer
         ops = opened.ops(precision)
-        _log.info("%s", start_line(opened, ops))
+        _log.info("%s", start_line(opened, ops, shapes_of(checkpoint.config)))
         network, self.draft_stages = _load(checkpoint, opened, ops, progress)
         self.engine = Engine(self.config, checkpoint.config, network, ops, self.tokenizer)
         self._mail: dict[int, list[Progress]] = {}

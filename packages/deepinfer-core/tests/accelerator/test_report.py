@@ -1,6 +1,7 @@
 """The report on ops: complete, and true about which body runs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import override
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
-from deepinfer.accelerator.report import OPS, report_ops, start_line
+from deepinfer.accelerator.report import OPS, report_ops, shapes_of, start_line
 
 FLOAT32 = Precision(torch.float32, round_inputs=False, cache="model")
 CPU = torch.device("cpu")
@@ -75,6 +76,17 @@ def test_a_limit_is_judged_by_the_shapes_of_the_model() -> None:
     for hidden, reason in ((256, None), (200, "hidden is no multiple of 128")):
         reports = {report.op: report for report in report_ops(device, device.ops(FLOAT32), {"hidden": hidden})}
         assert reports["rms_norm"].reason == reason
+
+
+def test_shapes_are_the_whole_numbers_of_a_configuration() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        heads: int = 4
+        eps: float = 1e-6
+        shifted: bool = True
+        layers: tuple[int, ...] = (1, 2)
+
+    assert shapes_of(Config()) == {"heads": 4}
 
 
 def test_the_start_line_counts_and_names() -> None:

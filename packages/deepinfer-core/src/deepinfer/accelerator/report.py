@@ -48,6 +48,11 @@ class OpReport:
     reason: str | None
 
 
+def shapes_of(config: object) -> dict[str, int]:
+    """Return the whole numbers of a model's configuration, a dataclass, under their names: what `Ops.limits` takes."""
+    return {name: value for name, value in vars(config).items() if type(value) is int}
+
+
 def report_ops(accelerator: Accelerator, ops: Ops, shapes: Mapping[str, int] | None = None) -> list[OpReport]:
     """Judge every op of `ops`, for a model of `shapes` where they are given (see `Ops.limits`).
 
