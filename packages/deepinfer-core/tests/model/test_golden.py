@@ -243,7 +243,7 @@ def sets(entries: Tensor) -> list[set[int]]:
     return [set(row) - {-1} for row in entries.tolist()]
 
 
-@pytest.mark.parametrize("name", ("v41-a", "v4-g"))
+@pytest.mark.parametrize("name", ["v41-a", "v4-g"])
 def test_cpu_ops_equal_the_reference(name: str, golden: Callable[[str], Golden], loaded: Callable[..., Loaded]) -> None:
     """The CPU accelerator's own bodies against the definitions, through a whole model in float64."""
     reference = load(golden(name).folder, FLOAT64, Ops(torch.device("cpu"), FLOAT64))
