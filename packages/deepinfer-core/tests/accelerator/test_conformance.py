@@ -162,6 +162,10 @@ def test_a_dropped_window_key_is_found() -> None:
     assert findings(given("attention", replaced(1, lambda keys: replace(keys, decoder=False))), "attention")
 
 
+def test_a_causal_draft_block_is_found() -> None:
+    assert findings(given("prepare", lambda args, kwargs: (args, kwargs | {"block": 0})), "attention")
+
+
 def test_a_failure_names_accelerator_op_and_case() -> None:
     case = next(case for case in SMALL if case.op is Ops.greedy)
     with pytest.raises(

@@ -20,12 +20,14 @@ NOT_REPORTED = {
     "limits": "says which ops are limited",
     "mix_logits": "part of mix_in and head_weights",
     "mixing": "part of mix_in",
+    "narrow": "rounds to the activation dtype",
     "new_records": "makes memory",
     "prepare": "derives the tables of a step",
     "read_records": "part of attention and select_entries",
     "selection": "finds slots",
     "stored": "moves a weight",
     "tensor": "moves a tensor",
+    "widen": "converts to the wide dtype",
 }
 
 

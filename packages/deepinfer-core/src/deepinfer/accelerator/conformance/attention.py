@@ -14,6 +14,8 @@ from torch import Tensor
 from deepinfer.accelerator.batch import Batch, RecordFormat, RecordView, Rope, Selection
 from deepinfer.accelerator.conformance.case import AUTO, PRECISIONS, Case, Outcome, roundings
 from deepinfer.accelerator.conformance.inputs import (
+    DRAFT_BLOCK,
+    DRAFT_SPANS,
     SPANS,
     Draw,
     Shapes,
@@ -36,6 +38,8 @@ def attention_cases(sizes: Sequence[Shapes]) -> list[Case]:
         for shapes in distinct(sizes):
             rotation = functools.partial(_rotate, shapes)
             cases.append(Case(Ops.rotate_queries, f"{shapes.name}-{label}", precision, rotation))
+            draft = functools.partial(_draft_block, shapes)
+            cases.append(Case(Ops.attention, f"{shapes.name}-draft-{label}", precision, draft))
             for ratio in (0, 1, 2, 4, 128):
                 run = functools.partial(_attention, shapes, ratio)
                 cases.append(Case(Ops.attention, f"{shapes.name}-ratio{ratio}-{label}", precision, run))
@@ -68,7 +72,7 @@ def _rotate(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Filled cache memory of the sequences of `SPANS` and the step to attend from."""
+    """Filled cache memory of the sequences of a step, and that step."""
 
     window: RecordView
     entries: RecordView | None
@@ -76,7 +80,9 @@ class _Memory:
     magnitude: Tensor
 
 
-def _fill(ops: Ops, shapes: Shapes, ratio: int, window: RecordFormat, kind: RecordFormat) -> _Memory:
+def _fill(
+    ops: Ops, shapes: Shapes, ratio: int, window: RecordFormat, kind: RecordFormat, *, draft: bool = False
+) -> _Memory:
     """Write window KV and entries of all tokens, exactly: rotations by zero, rows of mean square 1, one magnitude."""
     draw = Draw(12)
     still = ropes(ops, shapes.rope)[0]
@@ -84,9 +90,11 @@ def _fill(ops: Ops, shapes: Shapes, ratio: int, window: RecordFormat, kind: Reco
     entries = records(ops, kind, shapes.head_dim, shapes.rope, ratio) if ratio else None
     magnitude = draw.plain(shapes.head_dim).abs() / 2 + 0.5
     norm = ops.tensor(magnitude, ops.precision.wide)
-    batch = batch_of(ops, SPANS)
-    for spans in (past(SPANS), SPANS):
-        batch = prepared(ops, shapes, batch_of(ops, spans, (ratio,) if ratio else ()), (ratio,) if ratio else ())
+    ratios = (ratio,) if ratio else ()
+    step = DRAFT_SPANS if draft else SPANS
+    batch = batch_of(ops, step)
+    for spans, block in ((past(step), 0), (step, DRAFT_BLOCK if draft else 0)):
+        batch = prepared(ops, shapes, batch_of(ops, spans, ratios), ratios, block=block)
         signs = ops.tensor(draw.signs(batch.positions.shape[0], shapes.head_dim))
         ops.write_window(signs, norm, 0.0, batch, still, view)
         if entries is not None:
@@ -105,14 +113,27 @@ def _attention(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
         memory = _fill(ops, shapes, ratio, "fp8_group32" if kind == "fp4_group16" else kind, kind)
         q = draw.plain(memory.batch.positions.shape[0], shapes.heads, shapes.head_dim)
         given = ops.tensor(q)
-        bound = functools.partial(_bound, shapes, memory.magnitude, q)
         for name, selection in _selections(ops, memory, ratio).items():
             for decoder in (False, True):
                 keys = KeySources(memory.window, memory.entries, selection, decoder)
                 out = ops.attention(given, keys, ops.tensor(sink, ops.precision.wide), memory.batch, rope)
                 half = "decoder" if decoder else "encoder"
-                accumulated, operands = bound()
-                outcomes.append(Outcome(f"{kind}, {name}, {half}", out, accumulated, operands))
+                bound = _bound(shapes, memory.magnitude, q)
+                outcomes.append(Outcome(f"{kind}, {name}, {half}", out, *bound))
+    return outcomes
+
+
+def _draft_block(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
+    """The rows of a draft step see those behind them too."""
+    draw = Draw(17)
+    outcomes = []
+    for kind in formats(ops, "fp8_group32"):
+        memory = _fill(ops, shapes, 0, kind, kind, draft=True)
+        q = draw.plain(memory.batch.positions.shape[0], shapes.heads, shapes.head_dim)
+        sink = ops.tensor(draw.wide(shapes.heads), ops.precision.wide)
+        keys = KeySources(memory.window, None, None, decoder=True)
+        out = ops.attention(ops.tensor(q), keys, sink, memory.batch, ropes(ops, shapes.rope)[1])
+        outcomes.append(Outcome(f"{kind}, draft block", out, *_bound(shapes, memory.magnitude, q)))
     return outcomes
 
 

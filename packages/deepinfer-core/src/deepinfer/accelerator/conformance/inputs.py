@@ -101,6 +101,10 @@ class Span:
 SPANS = (Span(0, 9), Span(300, 301), Span(120, 141, 130))
 """One step: a short prompt, a decoding sequence, a chunk across a block border whose last rows run the decoder half."""
 
+DRAFT_BLOCK = 5
+DRAFT_SPANS = (Span(9, 14), Span(300, 305), Span(126, 131))
+"""A draft step: the rows of each sequence see one another, and the window before the first of them."""
+
 
 def past(spans: Sequence[Span]) -> tuple[Span, ...]:
     """Return the step that wrote everything before `spans`, of sequences in the same order."""

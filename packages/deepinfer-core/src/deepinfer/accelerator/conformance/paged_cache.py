@@ -46,9 +46,9 @@ def everything_in(ops: Ops, view: RecordView, slots: int) -> Tensor:
     return ops.read_records(view, torch.arange(slots, device=ops.device))
 
 
-def prepared(ops: Ops, shapes: Shapes, batch: Batch, dense: tuple[int, ...] = ()) -> Batch:
+def prepared(ops: Ops, shapes: Shapes, batch: Batch, dense: tuple[int, ...] = (), *, block: int = 0) -> Batch:
     """Let `ops` prepare a batch for the model of `shapes`."""
-    return ops.prepare(batch, shapes.window, ropes(ops, shapes.rope), dense)
+    return ops.prepare(batch, shapes.window, ropes(ops, shapes.rope), dense, block=block)
 
 
 def _slots(view: RecordView, ratio: int = 1) -> int:
