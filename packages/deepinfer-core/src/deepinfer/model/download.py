@@ -14,7 +14,6 @@ from typing import Any
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    IncompleteSnapshotError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -150,12 +149,12 @@ def _explain(error: Exception, name: str, hub: Hub, cache: Path) -> CheckpointEr
         )
     if isinstance(error, RevisionNotFoundError):
         return CheckpointError(f"{name}: the Hub knows no revision {hub.revision!r} of this model; check its name")
-    if isinstance(error, IncompleteSnapshotError):
-        return CheckpointError(
-            f"{name}: its download in {cache} is incomplete, and the Hub cannot be reached now; connect to the network "
-            "and run the same command again: it fetches what is missing"
-        )
     if isinstance(error, LocalEntryNotFoundError):
+        if (cache / f"models--{name.replace('/', '--')}" / "snapshots").exists():
+            return CheckpointError(
+                f"{name}: its download in {cache} is incomplete, and the Hub cannot be reached now; connect to the "
+                "network and run the same command again: it fetches what is missing"
+            )
         reason = "offline use was asked for" if hub.offline else "the Hub cannot be reached"
         return CheckpointError(
             f"{name}: is not in {cache}, and {reason}; connect to the network and run the same command again, or give "
