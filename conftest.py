@@ -16,9 +16,10 @@ settings.register_profile("soak", parent=settings.get_profile("deepinfer"), max_
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the two options."""
+    """Declare the options."""
     group = parser.getgroup("deepinfer")
     group.addoption("--extra-data", type=_folder, metavar="DIR", help="also run the tests that need data from DIR")
+    group.addoption("--accelerator", default="cpu", metavar="NAME", help="run the golden tests on this accelerator")
     group.addoption("--soak", type=float, metavar="SECONDS", help="also run the soak tests, each for SECONDS")
 
 

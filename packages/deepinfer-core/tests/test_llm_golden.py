@@ -1,4 +1,7 @@
-"""`LLM` on every golden checkpoint: the numbers and tokens of an independent reference, through the public API."""
+"""`LLM` on every golden checkpoint: the numbers and tokens of an independent reference, through the public API.
+
+`pytest --accelerator NAME` runs them on another device than the CPU.
+"""
 
 import json
 from collections.abc import Callable
@@ -21,7 +24,9 @@ V41 = ["v41-a", "v41-b-quant", "v41-c-f32", "v41-s-smooth"]
 
 
 @pytest.fixture(scope="session")
-def opened(golden_dir: Callable[[str], Path]) -> Callable[..., tuple[LLM, dict[str, Any], dict[str, Tensor]]]:
+def opened(
+    golden_dir: Callable[[str], Path], pytestconfig: pytest.Config
+) -> Callable[..., tuple[LLM, dict[str, Any], dict[str, Tensor]]]:
     @cache
     def make(
         name: str, kv_cache_dtype: str = "model", decoder_replay: int | str = "off"
@@ -29,7 +34,7 @@ def opened(golden_dir: Callable[[str], Path]) -> Callable[..., tuple[LLM, dict[s
         folder = golden_dir(name)
         llm = LLM(
             str(folder),
-            accelerator="cpu",
+            accelerator=pytestconfig.getoption("--accelerator"),
             dtype="float32",
             kv_cache_dtype=kv_cache_dtype,
             decoder_replay=decoder_replay,
@@ -79,8 +84,8 @@ def test_decoder_replay_rows(name: str, opened: Callable[..., Any], monkeypatch:
     def build_all_rows(plan: Plan) -> Batch:
         """The engine's batch, with logits of every decoder row instead of the last."""
         batch = build(plan)
-        count = len(batch.positions if batch.decoder_rows is None else batch.decoder_rows)
-        return replace(batch, logit_rows=torch.arange(count))
+        rows = batch.positions if batch.decoder_rows is None else batch.decoder_rows
+        return replace(batch, logit_rows=torch.arange(len(rows), device=rows.device))
 
     def run_and_keep(batch: Batch) -> ModelOutput:
         outputs.append(run(batch))
@@ -92,6 +97,6 @@ def test_decoder_replay_rows(name: str, opened: Callable[..., Any], monkeypatch:
     done = llm.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))[0]
     assert done.decoder_replay == len(ids) - replay["first_row"]
     assert list(done.token_ids) == replay["greedy"]
-    rows = outputs[0].logits[-24:]
+    rows = outputs[0].logits[-24:].cpu()
     assert rows.shape[0] == 24
     assert float((rows - tensors["decoder_replay.logits"]).abs().max()) < 1e-4
