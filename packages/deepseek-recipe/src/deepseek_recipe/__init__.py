@@ -5,3 +5,8 @@ from deepseek_recipe.encoding import *
 from deepseek_recipe.tokenizer import *
 from deepseek_recipe.special_tokens import *
 from deepseek_recipe.errors import *
+from deepseek_recipe.options import *
+from deepseek_recipe.parsing_options import *
+from deepseek_recipe.chat_request import *
+from deepseek_recipe.messages_request import *
+from deepseek_recipe.responses_request import *

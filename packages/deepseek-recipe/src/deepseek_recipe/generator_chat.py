@@ -1,0 +1,2 @@
+class ChatCompletionChunkGenerator:
+    def __init__(self, request, id, model): pass

@@ -1,0 +1,2 @@
+class MessagesChunkGenerator:
+    def __init__(self, id, model, thinking): pass

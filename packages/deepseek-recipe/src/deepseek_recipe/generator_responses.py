@@ -1,0 +1,2 @@
+class ResponsesChunkGenerator:
+    def __init__(self, request, id, model): pass
