@@ -1,0 +1,153 @@
+"""Owns what the three protocols' events share: single use, JSON text, the account of an answer, log probabilities.
+
+The events themselves are made in `generator_chat`, `generator_messages` and `generator_responses`.
+"""
+
+import secrets
+import string
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any, Final, Self
+
+from deepseek_recipe.inference_chunk import InferenceFinishReason, PromptUsage, TokenLogprobs
+from deepseek_recipe.json_writer import f32_text, quote
+from deepseek_recipe.tokenizer import Tokenizer
+
+
+class Event:
+    """One event of a stream: JSON text around one string, and what an accumulator needs to know of it.
+
+    `kind` names what it is, `text` is the string inside (or None), `data` depends on the kind.
+    """
+
+    __slots__ = ("_used", "data", "kind", "prefix", "suffix", "text")
+
+    def __init__(self, kind: str, text: str | None, prefix: str, suffix: str, data: Any = None) -> None:
+        self.kind = kind
+        self.text = text
+        self.prefix = prefix
+        self.suffix = suffix
+        self.data = data
+        self._used = False
+
+    def to_json(self) -> str:
+        """The event as compact JSON.
+
+        Raises:
+            RuntimeError: if it has been accumulated.
+        """
+        if self._used:
+            raise RuntimeError("protocol chunk has been consumed")
+        text = self.text
+        return self.prefix if text is None else self.prefix + quote(text) + self.suffix
+
+    def use(self) -> Self:
+        """The event, for its single use by an accumulator.
+
+        Raises:
+            RuntimeError: if it has been accumulated.
+        """
+        if self._used:
+            raise RuntimeError("protocol chunk has been consumed")
+        self._used = True
+        return self
+
+    def check_unused(self) -> None:
+        """Check that the event has not been accumulated.
+
+        Raises:
+            RuntimeError: if it has.
+        """
+        if self._used:
+            raise RuntimeError("protocol chunk has been consumed")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended; `reason` is None where the engine gave none."""
+
+    reason: InferenceFinishReason | None
+    stop_sequence: str | None
+    has_calls: bool
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the answer ended with a call of tools."""
+        return self.has_calls and self.reason is InferenceFinishReason.Stop and self.stop_sequence is None
+
+    @property
+    def cut(self) -> str | None:
+        """Why the answer is not complete: length or content_filter."""
+        if self.reason in (InferenceFinishReason.Length, InferenceFinishReason.ContentFilter):
+            return self.reason.value
+        return None
+
+
+@dataclass(slots=True)
+class Account:
+    """What is counted while an answer is generated."""
+
+    tokenizer: Tokenizer | None = None
+    counts_reasoning: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    system_fingerprint: str | None = None
+    thoughts: StringIO = field(default_factory=StringIO)
+    thought: bool = False
+    """Whether any reasoning that is not empty has been given out."""
+    calls: int = 0
+
+    def set_prompt(self, usage: PromptUsage | None, fingerprint: str | None) -> None:
+        """Note what the engine says of the prompt."""
+        if usage is not None:
+            self.prompt_tokens = usage.prompt_tokens
+            self.cached_tokens = usage.prompt_cache_hit_tokens
+        self.system_fingerprint = fingerprint
+
+    def think(self, text: str) -> None:
+        """Note reasoning that is given out."""
+        if text:
+            self.thought = True
+            if self.counts_reasoning:
+                self.thoughts.write(text)
+
+    @property
+    def missed_tokens(self) -> int:
+        """Prompt tokens that were not found in a cache."""
+        return max(0, self.prompt_tokens - self.cached_tokens)
+
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens all reasoning text makes; None if that is not counted."""
+        if not self.counts_reasoning or self.tokenizer is None:
+            return None
+        return len(self.tokenizer.encode(self.thoughts.getvalue()))
+
+    def next_call_id(self, thinking: bool) -> str:
+        """A fresh id: index of the call, a mark for calls without any thought, and random characters."""
+        early = "ET_" if thinking and not self.thought else ""
+        index, self.calls = self.calls, self.calls + 1
+        letters = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(20))
+        return f"call_{index:02d}_{early}{letters}{secrets.randbelow(10_000):04d}"
+
+    def logprobs(self, entries: list[tuple[int, TokenLogprobs]] | None) -> str:
+        """Log probabilities as the inside of a JSON list."""
+        if not entries or self.tokenizer is None:
+            return ""
+        return ",".join(self._entry(token_id, logprob, top) for token_id, (logprob, top) in entries)
+
+    def _entry(self, token_id: int, logprob: float, top: list[tuple[int, float]]) -> str:
+        others = ",".join(f"{{{self._token(other, value)}}}" for other, value in top)
+        return f'{{{self._token(token_id, logprob)},"top_logprobs":[{others}]}}'
+
+    def _token(self, token_id: int, logprob: float) -> str:
+        assert self.tokenizer is not None
+        data = self.tokenizer.token_bytes[token_id]
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = "".join(f"\\x{byte:02x}" for byte in data)
+        return f'"token":{quote(text)},"logprob":{f32_text(logprob)},"bytes":[{",".join(map(str, data))}]'
+
+
+_ID_CHARACTERS: Final = string.ascii_letters + string.digits

@@ -1,0 +1,198 @@
+"""Owns the life of a stream: chunks of an engine in, events of a protocol out.
+
+How output is parsed is in `output_parser` and `repair_parser`, how events look in the three generators.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from deepseek_recipe.events import Account, Ending, Event
+from deepseek_recipe.generator_chat import ChatCompletionChunk, ChatCompletionChunkGenerator, ChatWriter
+from deepseek_recipe.generator_messages import MessagesChunkGenerator, MessagesStreamEvent, MessagesWriter
+from deepseek_recipe.generator_responses import ResponsesChunkGenerator, ResponsesStreamEvent, ResponsesWriter
+from deepseek_recipe.grammar import Action, Grammar
+from deepseek_recipe.inference_chunk import InferenceChunk, InferenceFinishReason
+from deepseek_recipe.json_writer import quote
+from deepseek_recipe.output_parser import OutputParser, Part
+from deepseek_recipe.parsing_options import ParsingOptions
+from deepseek_recipe.pieces import Kind, Piece, TokenRuns
+from deepseek_recipe.tokenizer import Tokenizer
+
+type _Generator = ChatCompletionChunkGenerator | ResponsesChunkGenerator | MessagesChunkGenerator
+type _Writer = ChatWriter | ResponsesWriter | MessagesWriter
+type _Events = list[ChatCompletionChunk | ResponsesStreamEvent | MessagesStreamEvent]
+
+
+def _never(text: str) -> object:
+    """A search that always finds something: no text goes straight through."""
+    return True
+
+
+class StreamProcessor:
+    """Turns the chunks of one answer into the events of the generator's protocol.
+
+    Raises:
+        RuntimeError: if the generator was used before.
+    """
+
+    def __init__(self, generator: _Generator, options: ParsingOptions, tokenizer: Tokenizer | None = None) -> None:
+        options = options.copy()
+        self._writer: _Writer = generator.take_writer()
+        self._tokenizer = tokenizer
+        counts_reasoning = tokenizer is not None and options.thinking_initial_stage is not None
+        self._account = Account(tokenizer, counts_reasoning and self._writer.counts_reasoning)
+        self._parser = OutputParser(Grammar(options))
+        self._runs = TokenRuns(tokenizer, lossless=False) if tokenizer else None
+        self._name: list[str] = []
+        self._opened = False
+        self._closed = False
+        self._finished = False
+        self._finds_trigger: Callable[[str], object] = _never
+        self._finds_run_trigger: Callable[[str], object] = _never
+        self._emit: Callable[[str], list[Event]] = self._drop
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete and the processor has not been closed."""
+        return self._finished and not self._closed
+
+    def push(self, chunk: InferenceChunk) -> _Events:
+        """Take a chunk; return the events that follow from it.
+
+        Raises:
+            RuntimeError: after the end or after `close`, for token ids without a tokenizer, and for log probabilities
+                that do not match the ids. The last two close the processor.
+        """
+        text = chunk.content
+        if text and self._finds_trigger(text) is None:
+            self._account.completion_tokens += cast(int, chunk.token_count)
+            return cast(_Events, self._emit(text))
+        return cast(_Events, self._push(chunk))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("stream processor is closed")
+
+    def _open(self, chunk: InferenceChunk | None) -> list[Event]:
+        if self._opened:
+            return []
+        self._opened = True
+        if chunk is not None and chunk.kind == "ready":
+            self._account.set_prompt(chunk.prompt_usage, chunk.system_fingerprint)
+        return self._writer.open(self._account)
+
+    def _push(self, chunk: InferenceChunk) -> list[Event]:
+        self._check_open()
+        if self._finished:
+            raise RuntimeError("stream processor has finished")
+        events = self._open(chunk)
+        match chunk.kind:
+            case "ready":
+                return events
+            case "finish":
+                return events + self._end(chunk.finish_reason)
+            case "text":
+                pieces = [Piece(chunk.content or "", chunk.token_count or 0)]
+            case _:
+                pieces = self._token_pieces(chunk)
+        return events + self._feed(pieces)
+
+    def _token_pieces(self, chunk: InferenceChunk) -> list[Piece]:
+        if self._runs is None:
+            self.close()
+            raise RuntimeError("token chunk received without a tokenizer")
+        ids, logprobs = chunk.token_ids or [], chunk.logprobs
+        if logprobs is not None and len(logprobs) != len(ids):
+            self.close()
+            raise RuntimeError(
+                f"invalid log probabilities: {len(logprobs)} log probabilities for {len(ids)} token IDs"
+            )
+        return self._runs.pieces(ids, logprobs)
+
+    def _feed(self, pieces: list[Piece]) -> list[Event]:
+        parser = self._parser
+        for piece in pieces:
+            self._account.completion_tokens += piece.count
+            parser.feed(piece)
+            if parser.stop_sequence is not None:
+                return self._end(None)
+        events = [event for part in parser.end_push() for event in self._write(part)]
+        self._settle()
+        return events
+
+    def _end(self, reason: InferenceFinishReason | None) -> list[Event]:
+        """Flush, then the closing events."""
+        has_calls = self._account.calls > 0
+        self._finished = True
+        self._finds_trigger = self._finds_run_trigger = _never
+        events = [event for part in self._parser.finish() for event in self._write(part)]
+        return events + self._writer.close(Ending(reason, self._parser.stop_sequence, has_calls))
+
+    def _write(self, part: Part) -> list[Event]:
+        """The events of one part."""
+        action, text, piece = part
+        match action:
+            case Action.CONTENT | Action.JSON_OPEN:
+                return self._writer.content(text, piece)
+            case Action.REASONING:
+                return self._writer.reasoning(text, piece)
+            case Action.SPACE:
+                return self._writer.content(" ", piece)
+            case Action.RAW:
+                return self._writer.arguments(text)
+            case Action.ESCAPED:
+                return self._escaped(text)
+            case Action.FIXED:
+                return self._writer.arguments(text) if text else []
+            case Action.NAME:
+                self._name.append(text)
+            case Action.START_CALL:
+                name = "".join(self._name)
+                self._name = []
+                return self._writer.start_call(name)
+        return []
+
+    def _escaped(self, text: str) -> list[Event]:
+        return self._writer.arguments(quote(text)[1:-1])
+
+    def _drop(self, text: str) -> list[Event]:
+        return []
+
+    def _settle(self) -> None:
+        """Find out whether plain text can go straight through, and to where."""
+        parser = self._parser
+        emit = {
+            Action.CONTENT: self._plain_content,
+            Action.REASONING: self._plain_reasoning,
+            Action.ESCAPED: self._escaped,
+            Action.RAW: self._writer.arguments,
+        }.get(parser.state.default)
+        if emit is None or not parser.is_idle():
+            self._finds_trigger = self._finds_run_trigger = _never
+            return
+        triggers = parser.state.patterns.triggers
+        self._emit = emit
+        self._finds_trigger = triggers[Kind.TEXT].search
+        self._finds_run_trigger = triggers[Kind.RUN].search
+
+    def _plain_content(self, text: str) -> list[Event]:
+        return self._writer.content(text, None)
+
+    def _plain_reasoning(self, text: str) -> list[Event]:
+        return self._writer.reasoning(text, None)
+
+    def finish(self) -> _Events:
+        """End the answer without a reason from the engine; nothing if it has ended.
+
+        Raises:
+            RuntimeError: after `close`.
+        """
+        self._check_open()
+        if self._finished:
+            return []
+        return cast(_Events, self._open(None) + self._end(None))
+
+    def close(self) -> None:
+        """Stop; what is held is dropped. May be repeated."""
+        self._closed = True
+        self._finds_trigger = self._finds_run_trigger = _never
