@@ -7,28 +7,46 @@ import secrets
 import string
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from deepseek_recipe.inference_chunk import InferenceFinishReason, PromptUsage, TokenLogprobs
 from deepseek_recipe.json_writer import f32_text, quote
 from deepseek_recipe.tokenizer import Tokenizer
 
 
-class Event:
-    """One event of a stream: JSON text around one string, and what an accumulator needs to know of it.
+class Frame:
+    """What surrounds the text of an event: its kind, the JSON before and after, and what an accumulator needs to know.
 
-    `kind` names what it is, `text` is the string inside (or None), `data` depends on the kind.
+    Events of one kind share a frame, so that an event for every token is cheap.
     """
 
-    __slots__ = ("_used", "data", "kind", "prefix", "suffix", "text")
+    __slots__ = ("data", "kind", "prefix", "suffix")
 
-    def __init__(self, kind: str, text: str | None, prefix: str, suffix: str, data: Any = None) -> None:
+    def __init__(self, kind: str, prefix: str, suffix: str = "", data: Any = None) -> None:
         self.kind = kind
-        self.text = text
         self.prefix = prefix
         self.suffix = suffix
         self.data = data
-        self._used = False
+
+
+class Event:
+    """One event of a stream. Its text, if it has any, stands inside its frame as a JSON string."""
+
+    __slots__ = ("_frame", "text")
+
+    def __init__(self, frame: Frame, text: str | None = None) -> None:
+        self._frame: Frame | None = frame
+        self.text = text
+
+    def frame(self) -> Frame:
+        """What surrounds the text.
+
+        Raises:
+            RuntimeError: if the event has been accumulated.
+        """
+        if self._frame is None:
+            raise RuntimeError("protocol chunk has been consumed")
+        return self._frame
 
     def to_json(self) -> str:
         """The event as compact JSON.
@@ -36,30 +54,21 @@ class Event:
         Raises:
             RuntimeError: if it has been accumulated.
         """
-        if self._used:
+        frame = self._frame
+        if frame is None:
             raise RuntimeError("protocol chunk has been consumed")
         text = self.text
-        return self.prefix if text is None else self.prefix + quote(text) + self.suffix
+        return frame.prefix if text is None else frame.prefix + quote(text) + frame.suffix
 
-    def use(self) -> Self:
-        """The event, for its single use by an accumulator.
+    def use(self) -> Frame:
+        """The frame, for the event's single use by an accumulator.
 
         Raises:
             RuntimeError: if it has been accumulated.
         """
-        if self._used:
-            raise RuntimeError("protocol chunk has been consumed")
-        self._used = True
-        return self
-
-    def check_unused(self) -> None:
-        """Check that the event has not been accumulated.
-
-        Raises:
-            RuntimeError: if it has.
-        """
-        if self._used:
-            raise RuntimeError("protocol chunk has been consumed")
+        frame = self.frame()
+        self._frame = None
+        return frame
 
 
 @dataclass(frozen=True, slots=True)

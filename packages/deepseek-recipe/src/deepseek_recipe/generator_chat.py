@@ -5,7 +5,7 @@ What they add up to is in `response_chat`.
 
 import time
 
-from deepseek_recipe.events import Account, Ending, Event
+from deepseek_recipe.events import Account, Ending, Event, Frame
 from deepseek_recipe.json_writer import quote
 from deepseek_recipe.options import ConversationRequest
 from deepseek_recipe.pieces import Piece
@@ -15,23 +15,11 @@ from deepseek_recipe.request_body import OneUse
 class ChatCompletionChunk(Event):
     """An event of a Chat Completions stream.
 
-    Kinds: open (data: content and reasoning), content and reasoning (data: log probabilities), call (data: index, id,
-    name), arguments (data: index of the call), finish (data: reason, usage).
+    The data of a frame is a pair of the system fingerprint and, by kind: open (content, reasoning), content and
+    reasoning (log probabilities), call (index, id, name), arguments (index of the call), finish (reason, usage).
     """
 
-    __slots__ = ("fingerprint",)
-
-    def __init__(
-        self, kind: str, text: str | None, prefix: str, suffix: str, data: object = None, fingerprint: str | None = None
-    ) -> None:
-        # Spelled out instead of calling the base class: one of these is made for every token.
-        self.kind = kind
-        self.text = text
-        self.prefix = prefix
-        self.suffix = suffix
-        self.data = data
-        self._used = False
-        self.fingerprint = fingerprint
+    __slots__ = ()
 
 
 class ChatCompletionChunkGenerator:
@@ -62,85 +50,76 @@ class ChatWriter:
         self._usage_null = ',"usage":null}' if direct or request.context.null_usage else "}"
         self._id, self._model = id, model
         self._account = Account()
-        self._fingerprint: str | None = None
-        self._head = self._plain_tail = self._plain_content = self._plain_reasoning = ""
-        self._arguments = self._arguments_tail = ""
-        self._content = self._reasoning = self._content_tail = self._reasoning_tail = ""
+        self._head = self._tail = self._content_tail = ""
+        self._content = self._reasoning = self._arguments = Frame("", "")
 
     def open(self, account: Account) -> list[Event]:
         """The opening event."""
         self._account = account
-        self._fingerprint = account.system_fingerprint
         fingerprint = "null" if account.system_fingerprint is None else quote(account.system_fingerprint)
         self._head = (
             f'{{"id":{quote(self._id)},"object":"chat.completion.chunk","created":{int(time.time())},'
             f'"model":{quote(self._model)},"system_fingerprint":{fingerprint},"choices":[{{"index":0,"delta":'
         )
-        self._plain_tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_null}'
-        self._content = f'{self._head}{{"content":'
+        self._tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_null}'
         self._content_tail = ',"reasoning_content":null}' if self.thinking else "}"
-        self._reasoning = f'{self._head}{{"content":null,"reasoning_content":'
-        self._plain_content = self._content_tail + self._plain_tail
-        self._plain_reasoning = "}" + self._plain_tail
+        self._content = self._frame("content", '{"content":', self._content_tail + self._tail)
+        self._reasoning = self._frame("reasoning", '{"content":null,"reasoning_content":', "}" + self._tail)
         if not self.thinking:
             delta, data = '{"role":"assistant","content":""}', ("", None)
         elif self._starts_in_reasoning:
             delta, data = '{"role":"assistant","content":null,"reasoning_content":""}', (None, "")
         else:
             delta, data = '{"role":"assistant","content":"","reasoning_content":null}', ("", None)
-        return [self._fixed("open", delta, data)]
+        return [ChatCompletionChunk(self._frame("open", delta + self._tail, "", data))]
 
-    def _fixed(self, kind: str, delta: str, data: object) -> Event:
-        return ChatCompletionChunk(
-            kind, None, f"{self._head}{delta}{self._plain_tail}", "", data, self._fingerprint
-        )
+    def _frame(self, kind: str, delta: str, suffix: str, data: object = None) -> Frame:
+        return Frame(kind, self._head + delta, suffix, (self._account.system_fingerprint, data))
 
-    def _logprobs(self, name: str, entries: str) -> str:
-        return f',"logprobs":{{"{name}":[{entries}]}},"finish_reason":null}}]{self._usage_null}'
-
-    def content(self, text: str, piece: Piece | None) -> list[Event]:
-        """A bit of the answer's text."""
-        if piece is None or not piece.logprobs:
-            return [ChatCompletionChunk("content", text, self._content, self._plain_content, None, self._fingerprint)]
+    def _with_logprobs(self, frame: Frame, end: str, name: str, piece: Piece) -> Frame:
         entries = self._account.logprobs(piece.logprobs)
-        suffix = self._content_tail + self._logprobs("content", entries)
-        return [ChatCompletionChunk("content", text, self._content, suffix, entries, self._fingerprint)]
+        suffix = f'{end},"logprobs":{{"{name}":[{entries}]}},"finish_reason":null}}]{self._usage_null}'
+        return Frame(frame.kind, frame.prefix, suffix, (self._account.system_fingerprint, entries))
 
-    def reasoning(self, text: str, piece: Piece | None) -> list[Event]:
+    def content(self, text: str, piece: Piece | None = None) -> list[Event]:
+        """A bit of the answer's text."""
+        frame = self._content
+        if piece is not None and piece.logprobs:
+            frame = self._with_logprobs(frame, self._content_tail, "content", piece)
+        return [ChatCompletionChunk(frame, text)]
+
+    def reasoning(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of reasoning."""
         self._account.think(text)
-        if piece is None or not piece.logprobs:
-            return [ChatCompletionChunk("reasoning", text, self._reasoning, self._plain_reasoning, None, self._fingerprint)]
-        entries = self._account.logprobs(piece.logprobs)
-        suffix = "}" + self._logprobs("reasoning_content", entries)
-        return [ChatCompletionChunk("reasoning", text, self._reasoning, suffix, entries, self._fingerprint)]
+        frame = self._reasoning
+        if piece is not None and piece.logprobs:
+            frame = self._with_logprobs(frame, "}", "reasoning_content", piece)
+        return [ChatCompletionChunk(frame, text)]
 
     def start_call(self, name: str) -> list[Event]:
         """The start of a tool call."""
         index = self._account.calls
         call_id = self._account.next_call_id(self.thinking)
-        self._arguments = f'{self._head}{{"tool_calls":[{{"index":{index},"function":{{"arguments":'
-        self._arguments_tail = f"}}}}]}}{self._plain_tail}"
+        arguments = f'{{"tool_calls":[{{"index":{index},"function":{{"arguments":'
+        self._arguments = self._frame("arguments", arguments, f"}}}}]}}{self._tail}", index)
         delta = (
             f'{{"tool_calls":[{{"index":{index},"id":{quote(call_id)},"type":"function","function":'
             f'{{"name":{quote(name)},"arguments":""}}}}]}}'
         )
-        return [self._fixed("call", delta, (index, call_id, name))]
+        return [ChatCompletionChunk(self._frame("call", delta + self._tail, "", (index, call_id, name)))]
 
     def arguments(self, text: str) -> list[Event]:
         """A bit of the arguments of the last call."""
-        index = self._account.calls - 1
-        return [
-            ChatCompletionChunk("arguments", text, self._arguments, self._arguments_tail, index, self._fingerprint)
-        ]
+        return [ChatCompletionChunk(self._arguments, text)]
 
     def close(self, ending: Ending) -> list[Event]:
         """The last event."""
         reason = ending.cut or ("tool_calls" if ending.is_call else "stop")
-        delta = f'{{"content":""{self._content_tail}'
         usage = self._usage()
-        json = f'{self._head}{delta},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}'
-        return [ChatCompletionChunk("finish", None, json, "", (reason, usage), self._fingerprint)]
+        delta = (
+            f'{{"content":""{self._content_tail},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}'
+        )
+        return [ChatCompletionChunk(self._frame("finish", delta, "", (reason, usage)))]
 
     def _usage(self) -> str:
         account = self._account

@@ -3,7 +3,7 @@
 What they add up to is in `response_messages`.
 """
 
-from deepseek_recipe.events import Account, Ending, Event
+from deepseek_recipe.events import Account, Ending, Event, Frame
 from deepseek_recipe.json_writer import quote
 from deepseek_recipe.pieces import Piece
 from deepseek_recipe.request_body import OneUse
@@ -14,17 +14,21 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 class MessagesStreamEvent(Event):
     """An event of a Messages stream.
 
-    Kinds are the types of the protocol, deltas with their own: message_start (data: the message), content_block_start
-    (data: index, kind, id, name), thinking_delta, text_delta, input_json_delta (data: index), signature_delta,
-    content_block_stop (data: index), ping, message_delta (data: stop reason, stop sequence, usage), message_stop.
+    The kinds of frames are the types of the protocol, those of deltas and blocks by themselves. Their data: message_start
+    (id, model, usage), content_block_start (index, kind, id, name), the deltas and content_block_stop (index),
+    message_delta (stop reason, stop sequence, usage).
     """
 
     __slots__ = ()
 
-    @property
     def type(self) -> str:
-        """The type of the event in the protocol."""
-        return "content_block_delta" if self.kind.endswith("_delta") and self.kind != "message_delta" else self.kind
+        """The type of the event in the protocol.
+
+        Raises:
+            RuntimeError: if the event has been accumulated.
+        """
+        kind = self.frame().kind
+        return "content_block_delta" if kind.endswith("_delta") and kind != "message_delta" else kind
 
 
 class MessagesChunkGenerator:
@@ -58,6 +62,10 @@ def usage_json(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> st
     )
 
 
+def _fixed(kind: str, json: str, data: object = None) -> Event:
+    return MessagesStreamEvent(Frame(kind, json, "", data))
+
+
 class MessagesWriter:
     """Writes the events of one answer: blocks that open with the first part of a new kind and close with the next."""
 
@@ -70,7 +78,7 @@ class MessagesWriter:
         self._account = Account()
         self._index = -1
         self._open_kind = ""
-        self._prefix = ""
+        self._delta = Frame("", "")
 
     def open(self, account: Account) -> list[Event]:
         """The opening events; in thinking mode a thinking block is opened at once."""
@@ -81,7 +89,7 @@ class MessagesWriter:
             f'{{"type":"message_start","message":{{"id":{quote(self._id)},"type":"message","role":"assistant",'
             f'"model":{quote(self._model)},"content":[],"stop_reason":null,"stop_sequence":null,"usage":{usage}}}}}'
         )
-        events: list[Event] = [MessagesStreamEvent("message_start", None, json, "", data)]
+        events: list[Event] = [_fixed("message_start", json, data)]
         return events + self._start("thinking") if self.thinking else events
 
     def _start(self, kind: str, call_id: str = "", name: str = "") -> list[Event]:
@@ -94,14 +102,13 @@ class MessagesWriter:
         delta, member = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}.get(
             kind, ("input_json_delta", "partial_json")
         )
-        self._prefix = (
-            f'{{"type":"content_block_delta","index":{self._index},"delta":{{"type":"{delta}","{member}":'
-        )
+        prefix = f'{{"type":"content_block_delta","index":{self._index},"delta":{{"type":"{delta}","{member}":'
+        self._delta = Frame(delta, prefix, "}}", self._index)
         json = f'{{"type":"content_block_start","index":{self._index},"content_block":{block}}}'
         data = (self._index, kind, call_id, name)
-        events: list[Event] = [MessagesStreamEvent("content_block_start", None, json, "", data)]
+        events: list[Event] = [_fixed("content_block_start", json, data)]
         if not self._index:
-            events.append(MessagesStreamEvent("ping", None, '{"type":"ping"}', ""))
+            events.append(_fixed("ping", '{"type":"ping"}'))
         return events
 
     def _stop(self) -> list[Event]:
@@ -112,28 +119,24 @@ class MessagesWriter:
         events: list[Event] = []
         if self._open_kind == "thinking":
             prefix = f'{{"type":"content_block_delta","index":{index},"delta":{{"type":"signature_delta","signature":'
-            events.append(MessagesStreamEvent("signature_delta", self.signature, prefix, "}}", index))
+            events.append(MessagesStreamEvent(Frame("signature_delta", prefix, "}}", index), self.signature))
         json = f'{{"type":"content_block_stop","index":{index}}}'
-        events.append(MessagesStreamEvent("content_block_stop", None, json, "", index))
+        events.append(_fixed("content_block_stop", json, index))
         self._open_kind = ""
         return events
 
-    def content(self, text: str, piece: Piece | None) -> list[Event]:
+    def content(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of the answer's text."""
-        event = MessagesStreamEvent
         if self._open_kind == "text":
-            return [event("text_delta", text, self._prefix, "}}", self._index)]
-        events = self._stop() + self._start("text")
-        return [*events, event("text_delta", text, self._prefix, "}}", self._index)]
+            return [MessagesStreamEvent(self._delta, text)]
+        return [*self._stop(), *self._start("text"), MessagesStreamEvent(self._delta, text)]
 
-    def reasoning(self, text: str, piece: Piece | None) -> list[Event]:
+    def reasoning(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of reasoning."""
         self._account.think(text)
-        event = MessagesStreamEvent
         if self._open_kind == "thinking":
-            return [event("thinking_delta", text, self._prefix, "}}", self._index)]
-        events = self._stop() + self._start("thinking")
-        return [*events, event("thinking_delta", text, self._prefix, "}}", self._index)]
+            return [MessagesStreamEvent(self._delta, text)]
+        return [*self._stop(), *self._start("thinking"), MessagesStreamEvent(self._delta, text)]
 
     def start_call(self, name: str) -> list[Event]:
         """The start of a tool call."""
@@ -141,7 +144,7 @@ class MessagesWriter:
 
     def arguments(self, text: str) -> list[Event]:
         """A bit of the arguments of the last call."""
-        return [MessagesStreamEvent("input_json_delta", text, self._prefix, "}}", self._index)]
+        return [MessagesStreamEvent(self._delta, text)]
 
     def close(self, ending: Ending) -> list[Event]:
         """The last events."""
@@ -159,6 +162,6 @@ class MessagesWriter:
         )
         return [
             *self._stop(),
-            MessagesStreamEvent("message_delta", None, json, "", (reason, sequence, usage)),
-            MessagesStreamEvent("message_stop", None, '{"type":"message_stop"}', ""),
+            _fixed("message_delta", json, (reason, sequence, usage)),
+            _fixed("message_stop", '{"type":"message_stop"}'),
         ]

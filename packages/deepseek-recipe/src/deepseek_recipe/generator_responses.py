@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from deepseek_recipe.echo import ResponsesEcho
-from deepseek_recipe.events import Account, Ending, Event
+from deepseek_recipe.events import Account, Ending, Event, Frame
 from deepseek_recipe.json_reader import parse_object
 from deepseek_recipe.json_writer import quote
 from deepseek_recipe.options import ConversationRequest, ResponseContext
@@ -36,11 +36,29 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 class ResponsesStreamEvent(Event):
     """An event of a Responses stream.
 
-    `kind` is its type without `response.`; `data` is the head of the response for created, in_progress, completed and
-    incomplete (with the output's JSON), and (index of the item, ...) for the others.
+    The kind of a frame is the type without `response.`; its data are (head of the response, its output) for created,
+    in_progress, completed and incomplete, and (index of the item, details) for the others. Deltas are numbered apart from
+    their frames.
     """
 
-    __slots__ = ()
+    __slots__ = ("_number",)
+
+    def __init__(self, frame: Frame, text: str | None = None, number: int = 0) -> None:
+        self._frame = frame
+        self.text = text
+        self._number = number
+
+    def to_json(self) -> str:
+        """The event as compact JSON.
+
+        Raises:
+            RuntimeError: if it has been accumulated.
+        """
+        frame = self._frame
+        if frame is None:
+            raise RuntimeError("protocol chunk has been consumed")
+        text = self.text
+        return frame.prefix if text is None else f"{frame.prefix}{quote(text)}{frame.suffix}{self._number}}}"
 
 
 class ResponsesChunkGenerator:
@@ -94,7 +112,7 @@ class ResponsesWriter:
         self._sequence = 0
         self._item: Item | None = None
         self._done: list[str] = []
-        self._delta = self._prefix = self._suffix = ""
+        self._delta = Frame("", "")
         self._patch = PatchInput()
 
     def open(self, account: Account) -> list[Event]:
@@ -110,11 +128,11 @@ class ResponsesWriter:
     def _response(self, kind: str) -> Event:
         output = ",".join(self._done)
         json = f'{{"type":"response.{kind}","response":{self._head.json(output)},"sequence_number":{self._number()}}}'
-        return ResponsesStreamEvent(kind, None, json, "", (self._head, list(self._done)))
+        return ResponsesStreamEvent(Frame(kind, json, "", (self._head, list(self._done))))
 
     def _event(self, kind: str, members: str, data: object, after: str = "") -> Event:
         json = f'{{"type":"response.{kind}",{members},"sequence_number":{self._number()}{after}}}'
-        return ResponsesStreamEvent(kind, None, json, "", data)
+        return ResponsesStreamEvent(Frame(kind, json, "", data))
 
     def _start(self, kind: str, **details: str | None) -> list[Event]:
         """Close the open item, then open one of another kind."""
@@ -135,45 +153,39 @@ class ResponsesWriter:
             events.append(self._event("content_part.added", members, (index, None)))
         if kind != "tool_search_call":
             content = '"content_index":0,' if item.has_part else ""
-            self._delta = f"{_DELTAS[kind]}.delta"
-            self._prefix = f'{{"type":"response.{self._delta}",{content}"delta":'
+            delta = f"{_DELTAS[kind]}.delta"
             logprobs = ',"logprobs":[]' if kind == "message" else ""
-            self._suffix = f',{place}{logprobs},"output_index":{index},"sequence_number":'
+            suffix = f',{place}{logprobs},"output_index":{index},"sequence_number":'
+            self._delta = Frame(delta, f'{{"type":"response.{delta}",{content}"delta":', suffix, (index, ""))
         return events
 
-    def content(self, text: str, piece: Piece | None) -> list[Event]:
+    def content(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of the answer's text."""
-        events: list[Event] = []
         item = self._item
         if item is None or item.head.kind != "message":
-            events = self._start("message")
-            item = self._item
-            assert item is not None
+            return self._start("message") + self.content(text, piece)
         item.text.write(text)
+        frame = self._delta
         if piece is not None and piece.logprobs:
             entries = self._account.logprobs(piece.logprobs)
             item.logprobs.append(entries)
-            suffix = self._suffix.replace('"logprobs":[]', f'"logprobs":[{entries}]', 1)
-            return [*events, self._delta_event(text, suffix, entries)]
-        return [*events, self._delta_event(text, self._suffix)]
-
-    def _delta_event(self, text: str, suffix: str, logprobs: str = "") -> Event:
+            suffix = frame.suffix.replace('"logprobs":[]', f'"logprobs":[{entries}]', 1)
+            frame = Frame(frame.kind, frame.prefix, suffix, (len(self._done), entries))
         number = self._sequence
         self._sequence = number + 1
-        data = (len(self._done), logprobs)
-        return ResponsesStreamEvent(self._delta, text, self._prefix, f"{suffix}{number}}}", data)
+        return [ResponsesStreamEvent(frame, text, number)]
 
-    def reasoning(self, text: str, piece: Piece | None) -> list[Event]:
+    def reasoning(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of reasoning."""
-        self._account.think(text)
-        events: list[Event] = []
         item = self._item
         if item is None or item.head.kind != "reasoning":
-            events = self._start("reasoning")
-            item = self._item
-            assert item is not None
+            return self._start("reasoning") + self.reasoning(text, piece)
+        self._account.think(text)
         item.text.write(text)
-        return [*events, self._delta_event(text, self._suffix)]
+        return [self._delta_event(text)]
+
+    def _delta_event(self, text: str) -> Event:
+        return ResponsesStreamEvent(self._delta, text, self._number())
 
     def start_call(self, name: str) -> list[Event]:
         """The start of a tool call: a function, the patch tool if it was declared, or a tool search of the client."""
@@ -196,7 +208,7 @@ class ResponsesWriter:
             if not text:
                 return []
         item.text.write(text)
-        return [] if kind == "tool_search_call" else [self._delta_event(text, self._suffix)]
+        return [] if kind == "tool_search_call" else [self._delta_event(text)]
 
     def _close_item(self, status: str, *, before_call: bool = False, cut: bool = False) -> list[Event]:
         item, self._item = self._item, None
@@ -222,7 +234,7 @@ class ResponsesWriter:
         if kind == "custom_tool_call":
             rest = self._patch.finish()
             item.text.write(rest)
-            events = [self._delta_event(rest, self._suffix)] if rest else []
+            events = [self._delta_event(rest)] if rest else []
             members = f'"input":{item.value()},{place},"output_index":{index}'
             return [*events, self._event("custom_tool_call_input.done", members, data)]
         if kind == "function_call":

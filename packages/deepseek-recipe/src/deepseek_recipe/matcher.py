@@ -24,12 +24,17 @@ class Element:
 
 def ordinary(text: str) -> tuple[Element, ...]:
     """Elements of ordinary text."""
-    return tuple(Element(character) for character in text)
+    return _elements(text, False)
 
 
 def special(text: str) -> tuple[Element, ...]:
     """Elements of a control token's spelling."""
-    return tuple(Element(character, True) for character in text)
+    return _elements(text, True)
+
+
+def _elements(text: str, is_special: bool) -> tuple[Element, ...]:
+    element = {character: Element(character, is_special) for character in set(text)}
+    return tuple(map(element.__getitem__, text))
 
 
 @dataclass(frozen=True)
@@ -57,23 +62,50 @@ class Pattern:
         return tuple(links)
 
 
+_LONGEST_EXACT = 64
+"""Longer patterns are looked for by their first character only, so that compiled expressions stay small."""
+
+
 class PatternSet:
-    """The patterns of a state, in order, with the characters that can begin a match."""
+    """The patterns of a state, in order, and for each kind of piece an expression that finds where one may begin."""
 
     def __init__(self, patterns: tuple[Pattern, ...]) -> None:
         self.patterns = patterns
-        self.triggers = tuple(self._triggers(kind) for kind in Kind)
-        """For each kind of piece, a pattern that finds the first character that can begin a match."""
+        self.dangers = tuple(self._danger(kind) for kind in Kind)
+        """Finds, in text that follows no partial match, the first place where a match is complete or may go on in the
+        next piece. Text without such a place goes straight through."""
 
-    def _triggers(self, kind: Kind) -> re.Pattern[str]:
-        characters = set()
+    def _danger(self, kind: Kind) -> re.Pattern[str]:
+        starts = []
         for pattern in self.patterns:
-            first = pattern.elements[0]
-            if not pattern.only_first and first.matches(first.character, kind):
-                characters.add(first.character)
+            if pattern.only_first:
+                continue
+            expression = _expression(pattern, kind)
             if pattern.eats_newlines:
-                characters.add("\n")
-        return re.compile(f"[{''.join(map(re.escape, sorted(characters)))}]" if characters else r"(?!)")
+                # Only the first of a row of newlines is tried, or a long row would be scanned again and again.
+                starts.append(rf"\n(?<!\n\n)\n*+(?:\Z{'|' + expression if expression else ''})")
+            if expression:
+                starts.append(expression)
+        return re.compile("|".join(starts) if starts else r"(?!)")
+
+
+def _expression(pattern: Pattern, kind: Kind) -> str:
+    """Matches the whole pattern, or a beginning of it at the end of the text; empty if it cannot begin in this kind.
+
+    For patterns that eat newlines, also a beginning in front of a newline, which then does not count.
+    """
+    if len(pattern.elements) > _LONGEST_EXACT:
+        return re.escape(pattern.elements[0].character)
+    stop = r"\Z|\n" if pattern.eats_newlines else r"\Z"
+    expression = ""
+    for index in range(len(pattern.elements) - 1, -1, -1):
+        element = pattern.elements[index]
+        if not element.matches(element.character, kind):
+            expression = f"(?:{stop})"
+            continue
+        rest = expression if not expression or expression == f"(?:{stop})" else f"(?:{stop}|{expression})"
+        expression = re.escape(element.character) + rest
+    return "" if expression == f"(?:{stop})" else expression
 
 
 class Matcher:

@@ -46,10 +46,10 @@ class OutputParser:
         start = index = 0
         while index < len(text):
             if not self._matcher.live and not self._matcher.first:
-                trigger = self.state.patterns.triggers[kind].search(text, index)
-                if trigger is None:
+                danger = self.state.patterns.dangers[kind].search(text, index)
+                if danger is None:
                     break
-                index = trigger.start()
+                index = danger.start()
             done = self._matcher.step(text[index], kind)
             index += 1
             if done is not None:

@@ -43,6 +43,7 @@ class TokenRuns:
     def __init__(self, tokenizer: Tokenizer, *, lossless: bool) -> None:
         self._bytes = tokenizer.token_bytes
         self._added = tokenizer.added_tokens
+        self._whole_text = tokenizer.whole_text
         self._lossless = lossless
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts: list[str] = []
@@ -68,6 +69,15 @@ class TokenRuns:
         if self.count:
             pieces += self._end_of_chunk()
         return pieces
+
+    def plain_text(self, token_ids: list[int]) -> str:
+        """The text of ids that are all whole characters; empty if they are not, or if something is kept back."""
+        if self.count:
+            return ""
+        if len(token_ids) == 1:
+            return self._whole_text[token_ids[0]]
+        texts = [*map(self._whole_text.__getitem__, token_ids)]
+        return "" if "" in texts else "".join(texts)
 
     def last(self) -> list[Piece]:
         """What is still kept back at the end of output."""

@@ -34,29 +34,31 @@ class ChatCompletionResponse:
         """
         if not isinstance(chunk, ChatCompletionChunk):
             raise TypeError(f"expected a ChatCompletionChunk, got {type(chunk).__name__}")
-        event = chunk.use()
+        text = chunk.text
+        frame = chunk.use()
         self._started = True
-        self._fingerprint = event.fingerprint if event.fingerprint is not None else self._fingerprint
-        match event.kind:
+        fingerprint, data = frame.data
+        self._fingerprint = self._fingerprint if fingerprint is None else fingerprint
+        match frame.kind:
             case "open":
-                self._add(*event.data)
+                self._add(*data)
             case "content":
-                self._add(event.text, None)
-                self._content_logprobs += [event.data] if event.data else []
+                self._add(text, None)
+                self._content_logprobs += [data] if data else []
             case "reasoning":
-                self._add(None, event.text)
-                self._reasoning_logprobs += [event.data] if event.data else []
+                self._add(None, text)
+                self._reasoning_logprobs += [data] if data else []
             case "call":
-                index, call_id, name = event.data
+                index, call_id, name = data
                 head = f'{{"index":{index},"id":{quote(call_id)},"type":"function","function":{{"name":{quote(name)}'
                 self._calls = self._calls or {}
                 self._calls[index] = (head, StringIO())
             case "arguments":
                 self._calls = self._calls or {}
-                if event.data in self._calls:
-                    self._calls[event.data][1].write(event.text or "")
+                if data in self._calls:
+                    self._calls[data][1].write(text or "")
             case "finish":
-                reason, self._usage = event.data
+                reason, self._usage = data
                 self._finish_reason = quote(reason)
                 self._add("", None)
 
@@ -95,7 +97,7 @@ class ChatCompletionResponse:
     @staticmethod
     def sse_event_name(chunk: ChatCompletionChunk) -> str | None:
         """None: Chat Completions events have no name."""
-        chunk.check_unused()
+        chunk.frame()
         return None
 
     @staticmethod

@@ -51,24 +51,25 @@ class MessagesResponse:
         """
         if not isinstance(chunk, MessagesStreamEvent):
             raise TypeError(f"expected a MessagesStreamEvent, got {type(chunk).__name__}")
-        event = chunk.use()
-        match event.kind:
+        text = chunk.text or ""
+        frame = chunk.use()
+        match frame.kind:
             case "message_start":
-                self._id, self._model, self._usage = event.data
+                self._id, self._model, self._usage = frame.data
                 self._blocks = []
                 self._stop_reason = self._stop_sequence = "null"
             case "content_block_start":
-                index, *head = event.data
+                index, *head = frame.data
                 if index == len(self._blocks):
                     self._blocks.append(_Block(*head))
             case "message_delta":
-                reason, self._stop_sequence, self._usage = event.data
+                reason, self._stop_sequence, self._usage = frame.data
                 self._stop_reason = quote(reason)
             case "ping" | "message_stop":
                 pass
             case _:
-                if event.data < len(self._blocks):
-                    self._change(self._blocks[event.data], event.kind, event.text or "")
+                if frame.data < len(self._blocks):
+                    self._change(self._blocks[frame.data], frame.kind, text)
 
     def _change(self, block: _Block, kind: str, text: str) -> None:
         if kind == "signature_delta":
@@ -90,8 +91,7 @@ class MessagesResponse:
     @staticmethod
     def sse_event_name(chunk: MessagesStreamEvent) -> str | None:
         """The type of the event."""
-        chunk.check_unused()
-        return chunk.type
+        return chunk.type()
 
     @staticmethod
     def sse_done_data() -> str | None:

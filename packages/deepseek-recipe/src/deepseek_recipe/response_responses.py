@@ -3,8 +3,7 @@
 The events are made in `generator_responses`.
 """
 
-from typing import Any
-
+from deepseek_recipe.events import Frame
 from deepseek_recipe.generator_responses import ResponsesStreamEvent
 from deepseek_recipe.responses_output import Item, ResponseHead
 
@@ -26,27 +25,29 @@ class ResponsesResponse:
         """
         if not isinstance(chunk, ResponsesStreamEvent):
             raise TypeError(f"expected a ResponsesStreamEvent, got {type(chunk).__name__}")
-        event = chunk.use()
-        first, second = event.data
+        text = chunk.text or ""
+        frame = chunk.use()
+        first, second = frame.data
         if isinstance(first, ResponseHead):
             self._head, self._items = first, list(second)
-        elif event.kind == "output_item.added":
+        elif frame.kind == "output_item.added":
             if first == len(self._items):
                 self._items.append(Item(second))
         elif first < len(self._items):
-            self._change(first, event, second)
+            self._change(first, frame, text)
 
-    def _change(self, index: int, event: ResponsesStreamEvent, detail: Any) -> None:
-        if event.kind == "output_item.done":
+    def _change(self, index: int, frame: Frame, text: str) -> None:
+        detail = frame.data[1]
+        if frame.kind == "output_item.done":
             self._items[index] = detail
             return
         item = self._items[index]
         if isinstance(item, str):
             return
-        if event.kind == "content_part.added":
+        if frame.kind == "content_part.added":
             item.has_part = True
-        elif event.kind.endswith(".delta"):
-            item.text.write(event.text or "")
+        elif frame.kind.endswith(".delta"):
+            item.text.write(text)
             item.logprobs += [detail] if detail else []
 
     def to_json(self) -> str:
@@ -56,8 +57,7 @@ class ResponsesResponse:
     @staticmethod
     def sse_event_name(chunk: ResponsesStreamEvent) -> str | None:
         """The type of the event."""
-        chunk.check_unused()
-        return f"response.{chunk.kind}"
+        return f"response.{chunk.frame().kind}"
 
     @staticmethod
     def sse_done_data() -> str | None:

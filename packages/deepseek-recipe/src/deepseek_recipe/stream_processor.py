@@ -47,8 +47,8 @@ class StreamProcessor:
         self._opened = False
         self._closed = False
         self._finished = False
-        self._finds_trigger: Callable[[str], object] = _never
-        self._finds_run_trigger: Callable[[str], object] = _never
+        self._finds_danger: Callable[[str], object] = _never
+        self._finds_run_danger: Callable[[str], object] = _never
         self._emit: Callable[[str], list[Event]] = self._drop
 
     @property
@@ -64,9 +64,15 @@ class StreamProcessor:
                 that do not match the ids. The last two close the processor.
         """
         text = chunk.content
-        if text and self._finds_trigger(text) is None:
-            self._account.completion_tokens += cast(int, chunk.token_count)
-            return cast(_Events, self._emit(text))
+        if text:
+            if self._finds_danger(text) is None:
+                self._account.completion_tokens += cast(int, chunk.token_count)
+                return cast(_Events, self._emit(text))
+        elif chunk.token_ids and self._runs is not None and chunk.logprobs is None:
+            text = self._runs.plain_text(chunk.token_ids)
+            if text and self._finds_run_danger(text) is None:
+                self._account.completion_tokens += len(chunk.token_ids)
+                return cast(_Events, self._emit(text))
         return cast(_Events, self._push(chunk))
 
     def _check_open(self) -> None:
@@ -124,7 +130,7 @@ class StreamProcessor:
         """Flush, then the closing events."""
         has_calls = self._account.calls > 0
         self._finished = True
-        self._finds_trigger = self._finds_run_trigger = _never
+        self._finds_danger = self._finds_run_danger = _never
         events = [event for part in self._parser.finish() for event in self._write(part)]
         return events + self._writer.close(Ending(reason, self._parser.stop_sequence, has_calls))
 
@@ -162,24 +168,19 @@ class StreamProcessor:
         """Find out whether plain text can go straight through, and to where."""
         parser = self._parser
         emit = {
-            Action.CONTENT: self._plain_content,
-            Action.REASONING: self._plain_reasoning,
+            Action.CONTENT: self._writer.content,
+            Action.REASONING: self._writer.reasoning,
+            Action.DROP: self._drop,
             Action.ESCAPED: self._escaped,
             Action.RAW: self._writer.arguments,
         }.get(parser.state.default)
         if emit is None or not parser.is_idle():
-            self._finds_trigger = self._finds_run_trigger = _never
+            self._finds_danger = self._finds_run_danger = _never
             return
-        triggers = parser.state.patterns.triggers
+        dangers = parser.state.patterns.dangers
         self._emit = emit
-        self._finds_trigger = triggers[Kind.TEXT].search
-        self._finds_run_trigger = triggers[Kind.RUN].search
-
-    def _plain_content(self, text: str) -> list[Event]:
-        return self._writer.content(text, None)
-
-    def _plain_reasoning(self, text: str) -> list[Event]:
-        return self._writer.reasoning(text, None)
+        self._finds_danger = dangers[Kind.TEXT].search
+        self._finds_run_danger = dangers[Kind.RUN].search
 
     def finish(self) -> _Events:
         """End the answer without a reason from the engine; nothing if it has ended.
@@ -195,4 +196,4 @@ class StreamProcessor:
     def close(self) -> None:
         """Stop; what is held is dropped. May be repeated."""
         self._closed = True
-        self._finds_trigger = self._finds_run_trigger = _never
+        self._finds_danger = self._finds_run_danger = _never

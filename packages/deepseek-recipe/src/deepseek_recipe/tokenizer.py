@@ -35,6 +35,23 @@ class _TokenBytes(dict[int, bytes]):
         return data
 
 
+class _WholeText(dict[int, str]):
+    """The text of each ordinary token whose bytes are whole characters; empty for all others."""
+
+    def __init__(self, token_bytes: dict[int, bytes], added: dict[int, str]) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+        self._added = added
+
+    def __missing__(self, token_id: int) -> str:
+        try:
+            text = "" if token_id in self._added else self._token_bytes[token_id].decode()
+        except UnicodeDecodeError:
+            text = ""
+        self[token_id] = text = "" if text.endswith("\ufffd") else text
+        return text
+
+
 class Tokenizer:
     """A DeepSeek vocabulary. Make one with `bundled`, `from_file`, `from_str` or `from_pretrained`."""
 
@@ -53,6 +70,8 @@ class Tokenizer:
         self._added_ids = {spelling: token_id for token_id, spelling in added.items()}
         self.token_bytes: dict[int, bytes] = _TokenBytes(inner)
         """Bytes of each token by id, through `[]` only; an unknown id has none."""
+        self.whole_text: dict[int, str] = _WholeText(self.token_bytes, added)
+        """Text of each ordinary token by id, through `[]` only; empty if its bytes are not whole characters."""
         self.token_bytes.update((token_id, spelling.encode()) for token_id, spelling in added.items())
 
     @staticmethod
