@@ -5,6 +5,7 @@ The order of the parts is the business of `render_v4` and `render_v41`.
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deepseek_recipe.conversation import Conversation, ImageSource, Message, RenderedPrompt, ToolCall, ToolDefinition
 from deepseek_recipe.json_reader import parse_object
@@ -12,8 +13,7 @@ from deepseek_recipe.json_writer import quote, spaced_json
 from deepseek_recipe.special_tokens import GROUNDING_TOKENS, SpecialToken, SpecialTokens
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(NamedTuple):
     """Where V4 and V4.1 spell the same thing differently."""
 
     calls: str
@@ -162,10 +162,17 @@ class Canvas:
         self.token(SpecialToken.Dsml)
         self.text(f"{self.dialect.calls}>\n")
 
-    def calls(self, calls: list[ToolCall]) -> None:
-        """Write a block of tool calls."""
+    def calls(self, message: Message) -> None:
+        """Write the block of a message's tool calls, as the model wrote it if that is known."""
+        for text, is_special in message.replay:
+            if is_special:
+                self.spelled(text)
+            else:
+                self.text(text)
+        if message.replay:
+            return
         self.opener()
-        for call in calls:
+        for call in message.tool_calls or ():
             self.call(call)
         self.text("</")
         self.token(SpecialToken.Dsml)

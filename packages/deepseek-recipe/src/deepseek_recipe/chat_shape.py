@@ -3,8 +3,7 @@
 What the members mean is checked in `chat_request`.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.request_rules import EFFORTS, THINKING_TYPES, WantedFormat
@@ -30,8 +29,7 @@ from deepseek_recipe.shapes import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBlock:
+class ChatBlock(NamedTuple):
     """One block of message content: text, an image link or a file."""
 
     kind: str
@@ -43,8 +41,7 @@ class ChatBlock:
     filename: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
+class ChatCall(NamedTuple):
     """One tool call of history."""
 
     id: str
@@ -52,8 +49,7 @@ class ChatCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
+class ChatMessage(NamedTuple):
     """One message as requested."""
 
     role: str
@@ -64,8 +60,7 @@ class ChatMessage:
     prefix: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBody:
+class ChatBody(NamedTuple):
     """A Chat Completions request as requested."""
 
     messages: list[ChatMessage]
@@ -91,23 +86,20 @@ class ChatBody:
     max_completion_tokens: Json = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
+class StreamOptions(NamedTuple):
     """Options of streaming."""
 
     include_usage: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(NamedTuple):
     """The thinking switch; the budget is ignored."""
 
     type: str
     budget_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(NamedTuple):
     url: str
     detail: str | None
 

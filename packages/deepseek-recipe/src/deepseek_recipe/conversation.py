@@ -16,6 +16,8 @@ type ReasoningEffort = Literal["low", "high", "xhigh", "max"]
 type ResponseFormat = Literal["text", "json_object", "json_schema", "regex"]
 type ImageDetail = Literal["low", "high", "original", "auto"]
 type Role = Literal["system", "user", "assistant", "tool", "latest_reminder"]
+type Replay = tuple[tuple[str, bool], ...]
+"""A block of calls as the model wrote it: bits of text, each with whether it is a control token."""
 type ImageSourceKind = Literal["data_url", "url", "bytes"]
 
 
@@ -129,7 +131,11 @@ class BytesImageSource(ImageSource):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `image_spans` says which parts of the content are image tokens (start, end in code points)."""
+    """One message.
+
+    `image_spans` says which parts of the content are image tokens (start, end in code points), `replay` how the model
+    wrote the calls, if the prompt is to repeat that byte for byte.
+    """
 
     role: Role
     content: str
@@ -140,6 +146,7 @@ class Message:
     prefix: bool = False
     tools: list[ToolDefinition] | None = None
     image_spans: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    replay: Replay = field(default=(), repr=False, compare=False)
 
     def changed(self, **changes: object) -> Self:
         """A copy of the same class with some fields changed, none of them checked."""

@@ -3,25 +3,28 @@
 Where it stands in the events is in `events_responses`.
 """
 
-from dataclasses import dataclass, field
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 
 
-@dataclass(frozen=True, slots=True)
-class EchoDetails:
+_PLAIN_TEXT: Final = {"type": "text"}
+
+
+class EchoDetails(NamedTuple):
     """The repeated parts that are JSON values rather than scalars."""
 
     effort: str | None = None
     summary: str | None = None
-    text_format: Json = field(default_factory=lambda: {"type": "text"})
+    text_format: Json = _PLAIN_TEXT
     verbosity: str | None = None
     tool_choice: Json = "auto"
-    tools: list[Json] = field(default_factory=list)
+    tools: Sequence[Json] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesEcho:
+class ResponsesEcho(NamedTuple):
     """What a Responses answer repeats: as requested, not range-checked; absent is None or the default."""
 
     instructions: str | None = None
@@ -30,4 +33,4 @@ class ResponsesEcho:
     top_p: float = 1.0
     top_logprobs: int = 0
     user: str | None = None
-    details: EchoDetails = field(default_factory=EchoDetails)
+    details: EchoDetails = EchoDetails()

@@ -3,7 +3,7 @@
 The events themselves are made in `generator_chat`, `generator_messages` and `generator_responses`.
 """
 
-import secrets
+import random
 import string
 from dataclasses import dataclass, field
 from io import StringIO
@@ -105,7 +105,12 @@ class Account:
     thoughts: StringIO = field(default_factory=StringIO)
     thought: bool = False
     """Whether any reasoning that is not empty has been given out."""
-    calls: int = 0
+    call_ids: list[str] = field(default_factory=list)
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been started."""
+        return len(self.call_ids)
 
     def set_prompt(self, usage: PromptUsage | None, fingerprint: str | None) -> None:
         """Note what the engine says of the prompt."""
@@ -130,14 +135,15 @@ class Account:
         """How many tokens all reasoning text makes; None if that is not counted."""
         if not self.counts_reasoning or self.tokenizer is None:
             return None
-        return len(self.tokenizer.encode(self.thoughts.getvalue()))
+        return self.tokenizer.count(self.thoughts.getvalue())
 
     def next_call_id(self, thinking: bool) -> str:
         """A fresh id: index of the call, a mark for calls without any thought, and random characters."""
         early = "ET_" if thinking and not self.thought else ""
-        index, self.calls = self.calls, self.calls + 1
-        letters = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(20))
-        return f"call_{index:02d}_{early}{letters}{secrets.randbelow(10_000):04d}"
+        letters = "".join(_RANDOM.choices(_ID_CHARACTERS, k=20))
+        call_id = f"call_{self.calls:02d}_{early}{letters}{_RANDOM.randrange(10_000):04d}"
+        self.call_ids.append(call_id)
+        return call_id
 
     def logprobs(self, entries: list[tuple[int, TokenLogprobs]] | None) -> str:
         """Log probabilities as the inside of a JSON list."""
@@ -160,3 +166,4 @@ class Account:
 
 
 _ID_CHARACTERS: Final = string.ascii_letters + string.digits
+_RANDOM: Final = random.SystemRandom()

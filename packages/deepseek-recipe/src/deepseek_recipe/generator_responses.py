@@ -4,7 +4,6 @@ The JSON of items and responses is in `responses_output`, what the events add up
 """
 
 import time
-from dataclasses import replace
 
 from deepseek_recipe.echo import ResponsesEcho
 from deepseek_recipe.events import Account, Ending, Event, Frame
@@ -182,7 +181,9 @@ class ResponsesWriter:
             return self._start("reasoning") + self.reasoning(text, piece)
         self._account.think(text)
         item.text.write(text)
-        return [self._delta_event(text)]
+        number = self._sequence
+        self._sequence = number + 1
+        return [ResponsesStreamEvent(self._delta, text, number)]
 
     def _delta_event(self, text: str) -> Event:
         return ResponsesStreamEvent(self._delta, text, self._number())
@@ -254,8 +255,7 @@ class ResponsesWriter:
         """The last events."""
         cut = ending.cut
         events = self._close_item("incomplete" if cut else "completed", cut=cut is not None)
-        self._head = replace(
-            self._head,
+        self._head = self._head._replace(
             status="incomplete" if cut else "completed",
             completed_at=int(time.time()),
             incomplete_reason=_INCOMPLETE[cut] if cut else None,

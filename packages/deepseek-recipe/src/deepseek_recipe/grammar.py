@@ -3,8 +3,8 @@
 The walk through the states is in `output_parser`.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from deepseek_recipe.matcher import Pattern, PatternSet, ordinary, special
 from deepseek_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
@@ -27,8 +27,7 @@ class Action(IntEnum):
     STOP = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """What a match does: an action, its text if it is FIXED, and the next state."""
 
     pattern: Pattern
@@ -37,8 +36,7 @@ class Rule:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """A state: its rules in order, the action for other text, and its compiled patterns."""
 
     name: str

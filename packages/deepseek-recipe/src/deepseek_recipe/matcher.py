@@ -4,14 +4,13 @@ Which patterns count in which state is the business of `grammar`.
 """
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from deepseek_recipe.pieces import Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """One character of a pattern; a special one belongs to the spelling of a control token."""
 
     character: str
@@ -37,7 +36,6 @@ def _elements(text: str, is_special: bool) -> tuple[Element, ...]:
     return tuple(map(element.__getitem__, text))
 
 
-@dataclass(frozen=True)
 class Pattern:
     """A text to watch for.
 
@@ -45,9 +43,12 @@ class Pattern:
     the state.
     """
 
-    elements: tuple[Element, ...]
-    eats_newlines: bool = False
-    only_first: bool = False
+    def __init__(
+        self, elements: tuple[Element, ...], *, eats_newlines: bool = False, only_first: bool = False
+    ) -> None:
+        self.elements = elements
+        self.eats_newlines = eats_newlines
+        self.only_first = only_first
 
     @cached_property
     def links(self) -> tuple[int, ...]:
@@ -71,6 +72,10 @@ class PatternSet:
 
     def __init__(self, patterns: tuple[Pattern, ...]) -> None:
         self.patterns = patterns
+        self.by_kind = tuple(
+            tuple((pattern, _characters(pattern, kind)) for pattern in patterns) for kind in Kind
+        )
+        """For each kind of piece, the patterns with the characters that they need, empty where none of the kind fits."""
         self.dangers = tuple(self._danger(kind) for kind in Kind)
         """Finds, in text that follows no partial match, the first place where a match is complete or may go on in the
         next piece. Text without such a place goes straight through."""
@@ -87,6 +92,12 @@ class PatternSet:
             if expression:
                 starts.append(expression)
         return re.compile("|".join(starts) if starts else r"(?!)")
+
+
+def _characters(pattern: Pattern, kind: Kind) -> tuple[str, ...]:
+    return tuple(
+        element.character if element.matches(element.character, kind) else "" for element in pattern.elements
+    )
 
 
 def _expression(pattern: Pattern, kind: Kind) -> str:
@@ -111,12 +122,12 @@ def _expression(pattern: Pattern, kind: Kind) -> str:
 class Matcher:
     """How far each pattern of a set has matched; starts fresh with every state."""
 
-    __slots__ = ("_newlines", "_patterns", "first", "lengths", "live")
+    __slots__ = ("_lengths", "_newlines", "_set", "first", "live")
 
     def __init__(self, patterns: PatternSet) -> None:
-        self._patterns = patterns.patterns
-        self.lengths = [0] * len(self._patterns)
-        self._newlines = [0] * len(self._patterns)
+        self._set = patterns
+        self._lengths = [0] * len(patterns.patterns)
+        self._newlines = [0] * len(patterns.patterns)
         self.first = True
         """Whether no symbol has been seen."""
         self.live = 0
@@ -126,29 +137,25 @@ class Matcher:
         """Take one symbol. If a pattern completes: its index and how many symbols belong to the match."""
         live = 0
         done: tuple[int, int] | None = None
-        for index, pattern in enumerate(self._patterns):
+        lengths, newlines = self._lengths, self._newlines
+        for index, (pattern, characters) in enumerate(self._set.by_kind[kind]):
             if pattern.only_first and not self.first:
                 continue
-            length = self._advance(index, pattern, character, kind)
-            if length == len(pattern.elements) and done is None:
-                done = index, length + self._newlines[index]
-            live = max(live, length + self._newlines[index])
+            before = length = lengths[index]
+            while length and characters[length] != character:
+                length = pattern.links[length - 1]
+            if characters[length] == character:
+                length += 1
+            lengths[index] = length
+            span = length
+            if pattern.eats_newlines:
+                if length != before + 1:
+                    newlines[index] = newlines[index] + 1 if character == "\n" and not before else 0
+                span += newlines[index]
+            if span > live:
+                live = span
+            if length == len(characters) and done is None:
+                done = index, span
         self.first = False
         self.live = live
         return done
-
-    def _advance(self, index: int, pattern: Pattern, character: str, kind: Kind) -> int:
-        before = length = self.lengths[index]
-        elements = pattern.elements
-        while length and not elements[length].matches(character, kind):
-            length = pattern.links[length - 1]
-        if elements[length].matches(character, kind):
-            length += 1
-        self.lengths[index] = length
-        if pattern.eats_newlines and length != before + 1:
-            self._newlines[index] = self._newlines[index] + 1 if character == "\n" and not before else 0
-        return length
-
-    def is_idle(self) -> bool:
-        """Whether nothing is partly matched."""
-        return not self.live

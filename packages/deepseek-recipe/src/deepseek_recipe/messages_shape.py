@@ -3,8 +3,8 @@
 What the members mean is checked in `messages_request`.
 """
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.request_rules import EFFORTS, THINKING_TYPES
@@ -30,8 +30,7 @@ from deepseek_recipe.shapes import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """The source of an image: kind is base64, url or file."""
 
     kind: str
@@ -39,8 +38,7 @@ class Source:
     media_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One content block; `text` is its text, thoughts, media type or the name of a referenced tool."""
 
     kind: str
@@ -49,35 +47,31 @@ class Block:
     name: str = ""
     input: Json = None
     source: Source | None = None
-    content: "list[Block]" = field(default_factory=list)
+    content: "Sequence[Block]" = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesMessage:
+class MessagesMessage(NamedTuple):
     """One message as requested."""
 
     role: str
     content: str | list[Block]
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesTool:
+class MessagesTool(NamedTuple):
     """A tool as requested: one to call, or a server tool of some type."""
 
     server_type: str | None
     tool: RequestedTool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(NamedTuple):
     """The thinking switch; the budget is ignored."""
 
     type: str
     budget_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesBody:
+class MessagesBody(NamedTuple):
     """A Messages request as requested."""
 
     model: str
@@ -133,7 +127,7 @@ _result_block: Final = tagged(
 
 def _tool_result(tool_use_id: str, content: str | list[Block] | None, is_error: bool | None) -> Block:
     blocks = [Block("text", content)] if isinstance(content, str) else content
-    return Block("tool_result", id=tool_use_id, content=blocks or [])
+    return Block("tool_result", id=tool_use_id, content=blocks or ())
 
 
 _tool_reference: Final = tagged(

@@ -3,10 +3,11 @@
 The conversions are in `chat_request`, `messages_request` and `responses_request`.
 """
 
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Self
+from types import MappingProxyType
+from typing import Final, NamedTuple, Self
 
 from deepseek_recipe.conversation import Conversation
 from deepseek_recipe.echo import ResponsesEcho
@@ -173,16 +174,14 @@ class ConversionOptions:
         return version
 
 
-@dataclass(frozen=True, slots=True)
-class OutputConstraint:
+class OutputConstraint(NamedTuple):
     """What generated text must match: `kind` is json, regex, tool_call or tool_call_required."""
 
     kind: str
     schema: str
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceOptions:
+class InferenceOptions(NamedTuple):
     """How the model is sampled; None where the request says nothing."""
 
     max_tokens: int | None = None
@@ -194,15 +193,14 @@ class InferenceOptions:
     output_constraint: OutputConstraint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseContext:
+class ResponseContext(NamedTuple):
     """What the events of an answer take over from the request."""
 
     protocol: str = ""
     null_usage: bool = True
     """Chat Completions: whether events before the last one carry `"usage":null`."""
-    echo: ResponsesEcho = field(default_factory=ResponsesEcho)
-    namespace_tools: dict[str, tuple[str, str]] = field(default_factory=dict)
+    echo: ResponsesEcho = ResponsesEcho()
+    namespace_tools: Mapping[str, tuple[str, str]] = MappingProxyType({})
     custom_tools: frozenset[str] = frozenset()
     client_tool_search: bool = False
 

@@ -48,6 +48,7 @@ class TokenRuns:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts: list[str] = []
         self._logprobs: list[tuple[int, TokenLogprobs]] | None = []
+        self._unfinished = False
         self.count = 0
         """How many tokens are kept back."""
 
@@ -72,7 +73,7 @@ class TokenRuns:
 
     def plain_text(self, token_ids: list[int]) -> str:
         """The text of ids that are all whole characters; empty if they are not, or if something is kept back."""
-        if self.count:
+        if self.count or self._unfinished:
             return ""
         if len(token_ids) == 1:
             return self._whole_text[token_ids[0]]
@@ -106,11 +107,13 @@ class TokenRuns:
         state = self._decoder.getstate()
         piece = self._take(self._decoded())
         self._decoder.setstate(state)
+        self._unfinished = unfinished
         return [piece]
 
     def _take(self, text: str) -> Piece:
         piece = Piece(text, self.count, Kind.RUN, self._logprobs)
         self._decoder.reset()
+        self._unfinished = False
         self._texts = []
         self._logprobs = []
         self.count = 0

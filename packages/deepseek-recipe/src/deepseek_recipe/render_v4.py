@@ -135,7 +135,7 @@ def _assistant(canvas: Canvas, conversation: Conversation, message: Message, is_
         canvas.token(SpecialToken.ThinkingEnd)
     canvas.grounded(message.content)
     if message.tool_calls is not None:
-        canvas.calls(message.tool_calls)
+        canvas.calls(message)
     if not (is_last and message.prefix):
         canvas.token(SpecialToken.Eos)
     elif conversation.requires_call:

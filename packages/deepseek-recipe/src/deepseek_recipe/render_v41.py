@@ -123,6 +123,6 @@ def _assistant(canvas: Canvas, conversation: Conversation, message: Message, is_
         canvas.token(SpecialToken.ThinkingEnd)
     canvas.grounded(message.content)
     if message.tool_calls:
-        canvas.calls(message.tool_calls)
+        canvas.calls(message)
     if not message.prefix:
         canvas.token(SpecialToken.Eos)

@@ -5,7 +5,7 @@ Rules about tools are in `request_tools`, about images in `request_images`.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from deepseek_recipe.conversation import Conversation, Message, ReasoningEffort
 from deepseek_recipe.errors import ConversionError
@@ -185,8 +185,7 @@ def mentions_json(messages: Iterable[Message]) -> bool:
     return any("json" in message.content.lower() for message in messages)
 
 
-@dataclass(frozen=True, slots=True)
-class WantedFormat:
+class WantedFormat(NamedTuple):
     """The format asked for: text, json_object, json_schema or regex."""
 
     kind: str = "text"

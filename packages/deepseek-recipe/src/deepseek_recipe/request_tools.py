@@ -4,8 +4,7 @@ What a tool looks like in a request is the business of the protocol's module.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from deepseek_recipe.conversation import ToolDefinition
 from deepseek_recipe.errors import ConversionError
@@ -21,8 +20,7 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _MAX_NAME_BYTES: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedTool:
+class RequestedTool(NamedTuple):
     """A tool as the request has it; `needs_schema` is whether absent parameters are an error."""
 
     name: str
@@ -33,16 +31,14 @@ class RequestedTool:
     needs_schema: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedChoice:
+class RequestedChoice(NamedTuple):
     """The tool choice: auto, none, required, or the name of a tool."""
 
     kind: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenTools:
+class ChosenTools(NamedTuple):
     """The tools and the choice of a conversation."""
 
     tools: list[ToolDefinition]

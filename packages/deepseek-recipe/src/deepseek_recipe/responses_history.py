@@ -3,6 +3,7 @@
 The shape of the items is in `responses_items`; the rest of the request is converted in `responses_request`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deepseek_recipe.conversation import Message, ToolCall, ToolDefinition
@@ -98,7 +99,7 @@ class History:
             self.close()
             self.turn = _Turn()
         if item.texts:
-            self.turn.thoughts = (self.turn.thoughts or []) + item.texts
+            self.turn.thoughts = [*(self.turn.thoughts or ()), *item.texts]
 
     def assistant(self, index: int, item: InputItem) -> None:
         if self.turn is None or self.turn.calls:
@@ -184,7 +185,7 @@ def _image_url(part: Part, path: str) -> str:
     return part.image_url
 
 
-def _search_result(index: int, tools: list[ResponsesTool]) -> str:
+def _search_result(index: int, tools: Sequence[ResponsesTool]) -> str:
     """The found tools as the model sees them: compact JSON, members of namespaces one by one."""
     shown: list[Json] = []
     for tool in tools:

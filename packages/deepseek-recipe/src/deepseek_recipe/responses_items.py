@@ -3,9 +3,8 @@
 What a series of items becomes is in `responses_history`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.responses_tool_shape import ResponsesTool, read_tool
@@ -24,8 +23,7 @@ from deepseek_recipe.shapes import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One content part: text, an image or a file."""
 
     kind: str
@@ -35,19 +33,18 @@ class Part:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InputItem:
+class InputItem(NamedTuple):
     """One input item; which members count depends on its kind."""
 
     kind: str
     role: str = ""
     content: str | list[Part] = ""
-    texts: list[str] = field(default_factory=list)
+    texts: Sequence[str] = ()
     call_id: str = ""
     name: str = ""
     namespace: str | None = None
     arguments: Json = None
-    tools: list[ResponsesTool] = field(default_factory=list)
+    tools: Sequence[ResponsesTool] = ()
 
 
 _INPUT_TEXT: Final = (lambda text: Part("text", text), {"text": Field(string)})
@@ -87,7 +84,7 @@ _ITEMS: Final[Mapping[str, Reader[InputItem]]] = {
     "message": _message,
     "reasoning": struct(
         "ResponsesReasoningItem",
-        lambda content: InputItem("reasoning", texts=content or []),
+        lambda content: InputItem("reasoning", texts=content or ()),
         {"content": may(list_of(_text_of))},
     ),
     "function_call": struct(

@@ -5,15 +5,14 @@ Which events carry them is the business of `generator_responses`.
 
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Final
+from typing import Final, NamedTuple
 
 from deepseek_recipe.echo import ResponsesEcho
 from deepseek_recipe.json_reader import parse_object
 from deepseek_recipe.json_writer import compact_json, f32_text, quote
 
 
-@dataclass(frozen=True, slots=True)
-class ItemHead:
+class ItemHead(NamedTuple):
     """What is known of an output item when it starts; `kind` is its type in the protocol."""
 
     kind: str
@@ -80,8 +79,7 @@ def part_json(kind: str, value: str, logprobs: str) -> str:
 EMPTY_ECHO: Final = ResponsesEcho()
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(NamedTuple):
     """The response object without its output."""
 
     id: str
@@ -109,7 +107,7 @@ class ResponseHead:
             '"presence_penalty":0.0,"previous_response_id":null,"prompt_cache_key":null,'
             f'"prompt_cache_retention":null,"reasoning":{reasoning},"safety_identifier":null,'
             f'"service_tier":"default","store":false,"temperature":{f32_text(echo.temperature)},"text":{text},'
-            f'"tool_choice":{compact_json(details.tool_choice)},"tools":{compact_json(details.tools)},'
+            f'"tool_choice":{compact_json(details.tool_choice)},"tools":{compact_json(list(details.tools))},'
             f'"top_logprobs":{echo.top_logprobs},"top_p":{f32_text(echo.top_p)},"truncation":"disabled",'
             f'"usage":{self.usage},"user":{_text(echo.user)},"metadata":{{}}}}'
         )

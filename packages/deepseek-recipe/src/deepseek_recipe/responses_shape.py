@@ -3,8 +3,7 @@
 Input items are in `responses_items`; what the members mean is checked in `responses_request`.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.request_rules import EFFORTS, WantedFormat
@@ -28,8 +27,7 @@ from deepseek_recipe.shapes import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesChoice:
+class ResponsesChoice(NamedTuple):
     """The tool choice as requested: `web_search` for web search of any kind, and how the answer repeats it."""
 
     choice: RequestedChoice = RequestedChoice()
@@ -37,24 +35,21 @@ class ResponsesChoice:
     shown: Json = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class TextFormat:
+class TextFormat(NamedTuple):
     """The wanted format, and how the answer repeats it."""
 
     wanted: WantedFormat
     shown: Json
 
 
-@dataclass(frozen=True, slots=True)
-class TextConfig:
+class TextConfig(NamedTuple):
     """What is wanted of text."""
 
     format: TextFormat
     verbosity: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningConfig:
+class ReasoningConfig(NamedTuple):
     """What is wanted of reasoning."""
 
     effort: str | None
@@ -62,8 +57,7 @@ class ReasoningConfig:
     generate_summary: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesBody:
+class ResponsesBody(NamedTuple):
     """A Responses request as requested."""
 
     model: str

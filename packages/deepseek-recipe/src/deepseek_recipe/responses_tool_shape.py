@@ -3,9 +3,8 @@
 What tools become is in `responses_tools`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.shapes import (
@@ -26,8 +25,7 @@ WEB_SEARCH_TYPES: Final = ("web_search", "web_search_2025_08_26")
 _KINDS: Final = ("function", "custom", "tool_search", "namespace", *WEB_SEARCH_TYPES)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesTool:
+class ResponsesTool(NamedTuple):
     """A tool as requested; kinds that are not known are kept by kind only."""
 
     kind: str
@@ -38,7 +36,7 @@ class ResponsesTool:
     execution: str | None = None
     search_context_size: str | None = None
     user_location: Json = None
-    members: "list[ResponsesTool]" = field(default_factory=list)
+    members: "Sequence[ResponsesTool]" = ()
 
     @property
     def is_known(self) -> bool:

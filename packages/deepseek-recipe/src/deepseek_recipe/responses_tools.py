@@ -3,6 +3,7 @@
 The shape of a tool is in `responses_tool_shape`; rules of all protocols are in `request_tools`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -36,7 +37,7 @@ def apply_patch_description(version: ModelVersion) -> str:
     return text.replace("\n\n*** Begin Patch", "\n*** Begin Patch", 1)
 
 
-def check_static(tools: list[ResponsesTool], web_search: WebSearchBehavior, path: str = "") -> None:
+def check_static(tools: Sequence[ResponsesTool], web_search: WebSearchBehavior, path: str = "") -> None:
     """Check names, namespaces, custom tools and web search, tool by tool.
 
     Raises:
@@ -84,7 +85,7 @@ class ToolNames:
         """Whether names are V4.1's."""
         return self.version is ModelVersion.DeepseekV41Flash
 
-    def requested(self, tools: list[ResponsesTool], *, deferred: bool = False) -> list[RequestedTool]:
+    def requested(self, tools: Sequence[ResponsesTool], *, deferred: bool = False) -> list[RequestedTool]:
         """The tools that the model may call, with full names."""
         self.taken |= {tool.name for tool in tools if tool.kind in ("function", "custom")}
         if self.is_v41 and any(tool.is_client_search for tool in tools):

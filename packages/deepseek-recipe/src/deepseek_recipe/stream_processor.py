@@ -16,7 +16,11 @@ from deepseek_recipe.json_writer import quote
 from deepseek_recipe.output_parser import OutputParser, Part
 from deepseek_recipe.parsing_options import ParsingOptions
 from deepseek_recipe.pieces import Kind, Piece, TokenRuns
+from deepseek_recipe.repair_parser import RepairParser
+from deepseek_recipe.replay import CallRecorder, ReplayMemory
 from deepseek_recipe.tokenizer import Tokenizer
+
+_CUTS = (InferenceFinishReason.Length, InferenceFinishReason.ContentFilter)
 
 type _Generator = ChatCompletionChunkGenerator | ResponsesChunkGenerator | MessagesChunkGenerator
 type _Writer = ChatWriter | ResponsesWriter | MessagesWriter
@@ -31,18 +35,32 @@ def _never(text: str) -> object:
 class StreamProcessor:
     """Turns the chunks of one answer into the events of the generator's protocol.
 
+    Args:
+        generator: makes the events; it is used up.
+        options: how the output is parsed; copied.
+        tokenizer: needed for token ids, and to count reasoning tokens.
+        replay: remembers complete tool calls as they were written.
+
     Raises:
         RuntimeError: if the generator was used before.
     """
 
-    def __init__(self, generator: _Generator, options: ParsingOptions, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        generator: _Generator,
+        options: ParsingOptions,
+        tokenizer: Tokenizer | None = None,
+        *,
+        replay: ReplayMemory | None = None,
+    ) -> None:
         options = options.copy()
         self._writer: _Writer = generator.take_writer()
         self._tokenizer = tokenizer
         counts_reasoning = tokenizer is not None and options.thinking_initial_stage is not None
         self._account = Account(tokenizer, counts_reasoning and self._writer.counts_reasoning)
-        self._parser = OutputParser(Grammar(options))
-        self._runs = TokenRuns(tokenizer, lossless=False) if tokenizer else None
+        self._repair = options.repair
+        self._parser = RepairParser(options) if options.repair else OutputParser(Grammar(options))
+        self._runs = TokenRuns(tokenizer, lossless="R12" in options.repair) if tokenizer else None
         self._name: list[str] = []
         self._opened = False
         self._closed = False
@@ -50,6 +68,21 @@ class StreamProcessor:
         self._finds_danger: Callable[[str], object] = _never
         self._finds_run_danger: Callable[[str], object] = _never
         self._emit: Callable[[str], list[Event]] = self._drop
+        self._memory = replay
+        self._recorder = CallRecorder(options.special_tokens, starts_in_calls=options.starts_in_tool_calls)
+        self._on = self._actions()
+        self._straight: dict[Action, Callable[[str], list[Event]]] = {
+            Action.CONTENT: self._writer.content,
+            Action.REASONING: self._writer.reasoning,
+            Action.DROP: self._drop,
+            Action.ESCAPED: self._escaped,
+            Action.RAW: self._writer.arguments,
+        }
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was repaired, as `name: detail`; empty without `repair`."""
+        return self._parser.warnings if isinstance(self._parser, RepairParser) else []
 
     @property
     def finished(self) -> bool:
@@ -119,68 +152,87 @@ class StreamProcessor:
         parser = self._parser
         for piece in pieces:
             self._account.completion_tokens += piece.count
+            if self._memory is not None:
+                self._recorder.add(piece)
             parser.feed(piece)
             if parser.stop_sequence is not None:
                 return self._end(None)
-        events = [event for part in parser.end_push() for event in self._write(part)]
+        events = self._write(parser.end_push())
         self._settle()
         return events
 
     def _end(self, reason: InferenceFinishReason | None) -> list[Event]:
         """Flush, then the closing events."""
-        has_calls = self._account.calls > 0
-        self._finished = True
+        parser = self._parser
         self._finds_danger = self._finds_run_danger = _never
-        events = [event for part in self._parser.finish() for event in self._write(part)]
-        return events + self._writer.close(Ending(reason, self._parser.stop_sequence, has_calls))
+        self._finished = True
+        has_calls = self._account.calls > 0
+        if isinstance(parser, OutputParser):
+            events = self._write(parser.finish())
+        else:
+            for piece in self._runs.last() if self._runs and parser.stop_sequence is None else ():
+                self._account.completion_tokens += piece.count
+                parser.feed(piece)
+            events = self._write(parser.finish(reason in _CUTS))
+            has_calls = self._account.calls > 0
+            if reason is None and parser.stop_sequence is None and "R13" in self._repair:
+                reason = InferenceFinishReason.Stop
+        if self._memory is not None and self._account.calls and reason not in _CUTS:
+            self._memory.remember(self._recorder.calls(self._account.call_ids), self._recorder.block())
+        return events + self._writer.close(Ending(reason, parser.stop_sequence, has_calls))
 
-    def _write(self, part: Part) -> list[Event]:
-        """The events of one part."""
-        action, text, piece = part
-        match action:
-            case Action.CONTENT | Action.JSON_OPEN:
-                return self._writer.content(text, piece)
-            case Action.REASONING:
-                return self._writer.reasoning(text, piece)
-            case Action.SPACE:
-                return self._writer.content(" ", piece)
-            case Action.RAW:
-                return self._writer.arguments(text)
-            case Action.ESCAPED:
-                return self._escaped(text)
-            case Action.FIXED:
-                return self._writer.arguments(text) if text else []
-            case Action.NAME:
-                self._name.append(text)
-            case Action.START_CALL:
-                name = "".join(self._name)
-                self._name = []
-                return self._writer.start_call(name)
-        return []
+    def _actions(self) -> dict[Action, Callable[[str, Piece], list[Event]]]:
+        """What each action does with the text of a part."""
+        content, arguments = self._writer.content, self._writer.arguments
+        return {
+            Action.CONTENT: content,
+            Action.JSON_OPEN: content,
+            Action.REASONING: self._writer.reasoning,
+            Action.SPACE: lambda text, piece: content(" ", piece),
+            Action.DROP: self._drop,
+            Action.NAME: self._collect_name,
+            Action.RAW: lambda text, piece: arguments(text),
+            Action.ESCAPED: self._escaped,
+            Action.FIXED: lambda text, piece: arguments(text) if text else [],
+            Action.START_CALL: self._start_call,
+        }
 
-    def _escaped(self, text: str) -> list[Event]:
+    def _write(self, parts: list[Part]) -> list[Event]:
+        """The events of some parts."""
+        events: list[Event] = []
+        for action, text, piece in parts:
+            events += self._on[action](text, piece)
+            if self._memory is not None and action in (Action.RAW, Action.ESCAPED, Action.FIXED):
+                self._recorder.arguments(quote(text)[1:-1] if action is Action.ESCAPED else text)
+        return events
+
+    def _escaped(self, text: str, piece: Piece | None = None) -> list[Event]:
         return self._writer.arguments(quote(text)[1:-1])
 
-    def _drop(self, text: str) -> list[Event]:
+    def _drop(self, text: str, piece: Piece | None = None) -> list[Event]:
         return []
+
+    def _collect_name(self, text: str, piece: Piece) -> list[Event]:
+        self._name.append(text)
+        return []
+
+    def _start_call(self, text: str, piece: Piece) -> list[Event]:
+        name, self._name = "".join(self._name), []
+        self._recorder.start_call(name)
+        return self._writer.start_call(name)
 
     def _settle(self) -> None:
         """Find out whether plain text can go straight through, and to where."""
-        parser = self._parser
-        emit = {
-            Action.CONTENT: self._writer.content,
-            Action.REASONING: self._writer.reasoning,
-            Action.DROP: self._drop,
-            Action.ESCAPED: self._escaped,
-            Action.RAW: self._writer.arguments,
-        }.get(parser.state.default)
-        if emit is None or not parser.is_idle():
+        if not isinstance(self._parser, OutputParser) or self._memory is not None:
+            return
+        state = self._parser.state
+        emit = self._straight.get(state.default)
+        if emit is None or not self._parser.is_idle():
             self._finds_danger = self._finds_run_danger = _never
             return
-        dangers = parser.state.patterns.dangers
         self._emit = emit
-        self._finds_danger = dangers[Kind.TEXT].search
-        self._finds_run_danger = dangers[Kind.RUN].search
+        self._finds_danger = state.patterns.dangers[Kind.TEXT].search
+        self._finds_run_danger = state.patterns.dangers[Kind.RUN].search
 
     def finish(self) -> _Events:
         """End the answer without a reason from the engine; nothing if it has ended.

@@ -108,7 +108,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text with the whole vocabulary; nothing is added around it."""
-        return self._inner.encode(text, add_special_tokens=False).ids
+        # The batch call is the one that does not work out offsets.
+        return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def count(self, text: str) -> int:
+        """How many ids `encode` gives."""
+        return len(self._inner.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def added_token_id(self, spelling: str) -> int | None:
         """The id of the added token with this spelling, or None."""
