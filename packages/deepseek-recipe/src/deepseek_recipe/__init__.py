@@ -1,7 +1,7 @@
 """API-exact prompts, tokens and parsing for DeepSeek models. It never needs torch.
 
-The short way is `encode_chat` and `parse_completion`. The long way has the names and the behaviour of the DeepSeek API's
-own tools: requests of three protocols, encodings, and a stream processor. Names that need an extra are loaded when used.
+The short way is `encode_chat` and `parse_completion`. The long way has the names and the behaviour of the API's own
+package: requests of three protocols, encodings, and a stream processor. Names that need an extra are loaded when used.
 """
 
 from importlib import import_module

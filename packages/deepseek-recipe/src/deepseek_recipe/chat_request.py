@@ -9,7 +9,13 @@ from deepseek_recipe.chat_shape import ChatBlock, ChatBody, ChatMessage, read_ch
 from deepseek_recipe.conversation import Conversation, ImageSource, Message, ToolCall
 from deepseek_recipe.errors import ConversionError
 from deepseek_recipe.generator_chat import ChatCompletionChunkGenerator
-from deepseek_recipe.options import ConversationRequest, ConversionOptions, InferenceOptions, ResponseContext
+from deepseek_recipe.options import (
+    ConversationRequest,
+    ConversionOptions,
+    InferenceOptions,
+    OutputConstraint,
+    ResponseContext,
+)
 from deepseek_recipe.request_body import OneUse, RequestBody, read_body
 from deepseek_recipe.request_images import (
     FILE_ID_TEXT,
@@ -45,7 +51,8 @@ from deepseek_recipe.request_tools import (
 
 _CALLS = "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'"
 _PREFIX = (
-    "Invalid completion message: prefix set true with message which is not final message or message role is not assistant"
+    "Invalid completion message: prefix set true with message which is not final message or message role is not "
+    "assistant"
 )
 
 
@@ -145,7 +152,7 @@ def _check_json_object(messages: list[Message], prefixed: bool) -> None:
 
 
 def _inference(
-    body: ChatBody, conversion: Conversion, chosen: ChosenTools, constraint: object
+    body: ChatBody, conversion: Conversion, chosen: ChosenTools, constraint: OutputConstraint | None
 ) -> InferenceOptions:
     """Check the sampling parameters in the API's order."""
     if body.n is not None and body.n != 1:
@@ -208,7 +215,9 @@ class _History:
 
     def result(self, index: int, message: ChatMessage) -> Message:
         if not self.in_results:
-            raise ConversionError("Messages with role 'tool' must be a response to a preceding message with 'tool_calls'")
+            raise ConversionError(
+                "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
+            )
         if message.tool_call_id not in self.open_calls:
             raise ConversionError(
                 f"{_CALLS}, The following tool_call_ids did not have response messages: {message.tool_call_id}"
@@ -224,8 +233,8 @@ class _History:
         calls = message.tool_calls
         if calls is not None and not calls:
             raise ConversionError(
-                f"Invalid 'messages[{index}].tool_calls': empty array. Expected an array with minimum length 1, but got "
-                "an empty array instead."
+                f"Invalid 'messages[{index}].tool_calls': empty array. Expected an array with minimum length 1, but "
+                "got an empty array instead."
             )
         for call in calls or ():
             if call.id in self.open_calls:
@@ -241,9 +250,7 @@ class _History:
             prefix=message.prefix,
         )
 
-    def blocks(
-        self, index: int, content: str | list[ChatBlock] | None, *, in_assistant: bool = False
-    ) -> BlockText:
+    def blocks(self, index: int, content: str | list[ChatBlock] | None, *, in_assistant: bool = False) -> BlockText:
         text = BlockText(self.conversion)
         if isinstance(content, str):
             text.text(content)

@@ -3,8 +3,9 @@
 What the members mean is checked in `chat_request`.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from deepseek_recipe.conversation import ImageDetail, Role
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.request_rules import EFFORTS, THINKING_TYPES, WantedFormat
 from deepseek_recipe.request_tools import RequestedChoice, RequestedTool
@@ -12,6 +13,7 @@ from deepseek_recipe.shapes import (
     Field,
     Reader,
     ShapeError,
+    Variant,
     anything,
     boolean,
     choice,
@@ -35,7 +37,7 @@ class ChatBlock(NamedTuple):
     kind: str
     text: str = ""
     url: str = ""
-    detail: str | None = None
+    detail: ImageDetail | None = None
     file_id: str | None = None
     file_data: str | None = None
     filename: str | None = None
@@ -52,7 +54,7 @@ class ChatCall(NamedTuple):
 class ChatMessage(NamedTuple):
     """One message as requested."""
 
-    role: str
+    role: Role | Literal["developer"]
     content: str | list[ChatBlock] | None
     reasoning_content: str | None = None
     tool_calls: list[ChatCall] | None = None
@@ -101,25 +103,25 @@ class Thinking(NamedTuple):
 
 class _Link(NamedTuple):
     url: str
-    detail: str | None
+    detail: ImageDetail | None
 
 
-DETAILS: Final = choice("low", "high", "original", "auto")
+_DETAILS: Final = choice("low", "high", "original", "auto")
 
 _block: Final = tagged(
     "ChatCompletionRequestContentBlock",
     "type",
     {
-        "text": (lambda text: ChatBlock("text", text), {"text": Field(string)}),
-        "image_url": (
+        "text": Variant(lambda text: ChatBlock("text", text), {"text": Field(string)}),
+        "image_url": Variant(
             lambda image_url: ChatBlock("image_url", url=image_url.url, detail=image_url.detail),
             {
                 "image_url": Field(
-                    struct("ChatCompletionImageUrl", _Link, {"url": Field(string), "detail": may(DETAILS)})
+                    struct("ChatCompletionImageUrl", _Link, {"url": Field(string), "detail": may(_DETAILS)})
                 )
             },
         ),
-        "file": (
+        "file": Variant(
             lambda **fields: ChatBlock("file", **fields),
             {"file_id": may(string), "file_data": may(string), "filename": may(string)},
         ),
@@ -127,9 +129,14 @@ _block: Final = tagged(
 )
 _content: Final = text_or_list(_block, "content should be a string or a list")
 
+
+def _make_call(id: str, type: str, function: tuple[str, str]) -> ChatCall:
+    return ChatCall(id, *function)
+
+
 _call: Final = struct(
     "ChatCompletionMessageToolCall",
-    lambda id, type, function: ChatCall(id, *function),
+    _make_call,
     {
         "id": Field(string),
         "type": Field(choice("function")),
@@ -144,11 +151,11 @@ _call: Final = struct(
 )
 
 
-def _plain_message(role: str) -> tuple[object, dict[str, Field[object]]]:
+def _plain_message(role: Role | Literal["developer"]) -> Variant[ChatMessage]:
     def make(content: str | list[ChatBlock], name: str | None) -> ChatMessage:
         return ChatMessage(role, content)
 
-    return make, {"content": Field(_content), "name": may(string)}
+    return Variant(make, {"content": Field(_content), "name": may(string)})
 
 
 def _assistant(
@@ -161,10 +168,10 @@ def _assistant(
     return ChatMessage("assistant", content, reasoning_content, tool_calls, prefix=bool(prefix))
 
 
-_VARIANTS: Final = {
+_VARIANTS: Final[dict[str, Variant[ChatMessage]]] = {
     "system": _plain_message("system"),
     "user": _plain_message("user"),
-    "assistant": (
+    "assistant": Variant(
         _assistant,
         {
             "content": may(_content),
@@ -174,11 +181,11 @@ _VARIANTS: Final = {
             "tool_calls": may(list_of(_call)),
         },
     ),
-    "tool": (
+    "tool": Variant(
         lambda content, tool_call_id: ChatMessage("tool", content, tool_call_id=tool_call_id),
         {"content": Field(_content), "tool_call_id": Field(string)},
     ),
-    "latest_reminder": (
+    "latest_reminder": Variant(
         lambda content: ChatMessage("latest_reminder", content),
         {"content": Field(string)},
     ),
@@ -189,9 +196,14 @@ _lenient_message: Reader[ChatMessage] = tagged(
     _MESSAGE_NAME, "role", _VARIANTS | {"developer": _plain_message("developer")}
 )
 
+
+def _make_tool(type: str, function: RequestedTool) -> RequestedTool:
+    return function
+
+
 _tool: Final = struct(
     "ChatCompletionTool",
-    lambda type, function: function,
+    _make_tool,
     {
         "type": Field(choice("function")),
         "function": Field(
@@ -224,8 +236,8 @@ _format: Final = tagged(
     "ChatCompletionResponseFormat",
     "type",
     {
-        "json_object": (lambda: WantedFormat("json_object"), {}),
-        "json_schema": (
+        "json_object": Variant(lambda: WantedFormat("json_object"), {}),
+        "json_schema": Variant(
             lambda json_schema: json_schema,
             {
                 "json_schema": Field(
@@ -242,8 +254,8 @@ _format: Final = tagged(
                 )
             },
         ),
-        "regex": (lambda regex: WantedFormat("regex", regex=regex), {"regex": Field(string)}),
-        "text": (lambda: WantedFormat("text"), {}),
+        "regex": Variant(lambda regex: WantedFormat("regex", regex=regex), {"regex": Field(string)}),
+        "text": Variant(lambda: WantedFormat("text"), {}),
     },
 )
 
@@ -259,9 +271,7 @@ def _body(message: Reader[ChatMessage], **more: Field[Json]) -> Reader[ChatBody]
         "max_tokens": may(u32),
         "n": may(u8),
         "stream": may(boolean),
-        "stream_options": may(
-            struct("ChatCompletionStreamOptions", StreamOptions, {"include_usage": may(boolean)})
-        ),
+        "stream_options": may(struct("ChatCompletionStreamOptions", StreamOptions, {"include_usage": may(boolean)})),
         "temperature": may(f32),
         "top_p": may(f32),
         "response_format": may(_format),
@@ -269,9 +279,7 @@ def _body(message: Reader[ChatMessage], **more: Field[Json]) -> Reader[ChatBody]
         "tool_choice": may(_tool_choice),
         "parallel_tool_calls": may(boolean),
         "thinking": may(
-            struct(
-                "ChatCompletionThinking", Thinking, {"type": Field(THINKING_TYPES), "budget_tokens": may(u64)}
-            )
+            struct("ChatCompletionThinking", Thinking, {"type": Field(THINKING_TYPES), "budget_tokens": may(u64)})
         ),
         "reasoning_effort": may(EFFORTS),
         "stop": may(text_or_list(string, "expected a string or a list")),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, override
 
 from deepseek_recipe.special_tokens import SpecialToken
 
@@ -259,7 +259,7 @@ class LatestReminderMessage(Message):
 class Conversation:
     """All that decides a prompt: messages, tools, thinking and the wanted format of the answer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a public constructor, by keyword
         self,
         messages: Sequence[Message] | None = None,
         *,
@@ -278,9 +278,7 @@ class Conversation:
         if response_schema is not None and response_regex is not None:
             raise ValueError("response_schema and response_regex cannot be combined")
         if response_format == "json_object" and (response_schema is not None or response_regex is not None):
-            raise ValueError(
-                'response_format "json_object" cannot be combined with response_schema or response_regex'
-            )
+            raise ValueError('response_format "json_object" cannot be combined with response_schema or response_regex')
         self.messages: list[Message] = list(messages or ())
         self.thinking_mode = thinking_mode
         self.tools: list[ToolDefinition] = list(tools or ())
@@ -307,6 +305,7 @@ class Conversation:
         """Whether the prompt ends inside an opened tool-call block."""
         return self.tool_choice == "required" and self.active_tools
 
+    @override
     def __repr__(self) -> str:
         return (
             f"Conversation(messages={self.messages!r}, thinking_mode={self.thinking_mode}, tools={self.tools!r}, "

@@ -3,12 +3,10 @@
 Where it stands in the events is in `events_responses`.
 """
 
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from deepseek_recipe.json_reader import Json
-
 
 _PLAIN_TEXT: Final = {"type": "text"}
 

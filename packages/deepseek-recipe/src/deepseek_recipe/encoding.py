@@ -4,7 +4,8 @@ The order of a prompt is in `render_v4` and `render_v41`; ids of plain pieces co
 """
 
 from collections.abc import Callable
-from typing import ClassVar, Self
+from copy import copy
+from typing import Self
 
 from deepseek_recipe.conversation import Conversation, RenderedPrompt
 from deepseek_recipe.render_v4 import render_v4
@@ -18,9 +19,8 @@ type _Render = Callable[[Conversation, SpecialTokens], RenderedPrompt]
 class _Encoding:
     """Renders conversations; with a tokenizer attached, encodes them too. `with_*` return changed copies."""
 
-    _render: ClassVar[_Render]
-
-    def __init__(self) -> None:
+    def __init__(self, render: _Render) -> None:
+        self._render = render
         self._tokenizer: Tokenizer | None = None
         self._tokens = SpecialTokens()
 
@@ -33,13 +33,13 @@ class _Encoding:
         return self._copy(self._tokenizer, special_tokens)
 
     def _copy(self, tokenizer: Tokenizer | None, tokens: SpecialTokens) -> Self:
-        copy = type(self)()
-        copy._tokenizer, copy._tokens = tokenizer, tokens
-        return copy
+        twin = copy(self)
+        twin._tokenizer, twin._tokens = tokenizer, tokens
+        return twin
 
     def render_conversation(self, conversation: Conversation) -> RenderedPrompt:
         """The prompt of a conversation: text, ranges of control tokens, images in order."""
-        return type(self)._render(conversation, self._tokens)
+        return self._render(conversation, self._tokens)
 
     def encode(self, conversation: Conversation) -> list[int]:
         """The token ids of a conversation's prompt.
@@ -55,13 +55,15 @@ class _Encoding:
 class DeepseekV4Encoding(_Encoding):
     """Prompts of DeepSeek-V4."""
 
-    _render = staticmethod(render_v4)
+    def __init__(self) -> None:
+        super().__init__(render_v4)
 
 
 class DeepseekV41Encoding(_Encoding):
     """Prompts of DeepSeek-V4.1."""
 
-    _render = staticmethod(render_v41)
+    def __init__(self) -> None:
+        super().__init__(render_v41)
 
 
 def encode_prompt(rendered: RenderedPrompt, tokenizer: Tokenizer) -> list[int]:

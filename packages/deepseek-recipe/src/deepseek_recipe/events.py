@@ -87,9 +87,9 @@ class Ending:
     @property
     def cut(self) -> str | None:
         """Why the answer is not complete: length or content_filter."""
-        if self.reason in (InferenceFinishReason.Length, InferenceFinishReason.ContentFilter):
-            return self.reason.value
-        return None
+        if self.reason is None or self.reason is InferenceFinishReason.Stop:
+            return None
+        return str(self.reason.value)
 
 
 @dataclass(slots=True)

@@ -65,12 +65,13 @@ class ChatWriter:
         self._content_tail = ',"reasoning_content":null}' if self.thinking else "}"
         self._content = self._frame("content", '{"content":', self._content_tail + self._tail)
         self._reasoning = self._frame("reasoning", '{"content":null,"reasoning_content":', "}" + self._tail)
+        data: tuple[str | None, str | None] = ("", None)
         if not self.thinking:
-            delta, data = '{"role":"assistant","content":""}', ("", None)
+            delta = '{"role":"assistant","content":""}'
         elif self._starts_in_reasoning:
             delta, data = '{"role":"assistant","content":null,"reasoning_content":""}', (None, "")
         else:
-            delta, data = '{"role":"assistant","content":"","reasoning_content":null}', ("", None)
+            delta = '{"role":"assistant","content":"","reasoning_content":null}'
         return [ChatCompletionChunk(self._frame("open", delta + self._tail, "", data))]
 
     def _frame(self, kind: str, delta: str, suffix: str, data: object = None) -> Frame:
@@ -116,9 +117,7 @@ class ChatWriter:
         """The last event."""
         reason = ending.cut or ("tool_calls" if ending.is_call else "stop")
         usage = self._usage()
-        delta = (
-            f'{{"content":""{self._content_tail},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}'
-        )
+        delta = f'{{"content":""{self._content_tail},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}'
         return [ChatCompletionChunk(self._frame("finish", delta, "", (reason, usage)))]
 
     def _usage(self) -> str:

@@ -14,9 +14,9 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 class MessagesStreamEvent(Event):
     """An event of a Messages stream.
 
-    The kinds of frames are the types of the protocol, those of deltas and blocks by themselves. Their data: message_start
-    (id, model, usage), content_block_start (index, kind, id, name), the deltas and content_block_stop (index),
-    message_delta (stop reason, stop sequence, usage).
+    The kinds of frames are the types of the protocol, deltas each with their own. Their data: message_start (id, model,
+    usage), content_block_start (index, kind, id, name), the deltas and content_block_stop (index), message_delta (stop
+    reason, stop sequence, usage).
     """
 
     __slots__ = ()
@@ -157,9 +157,8 @@ class MessagesWriter:
             reason = "tool_use" if ending.is_call else "end_turn"
         sequence = "null" if ending.stop_sequence is None else quote(ending.stop_sequence)
         usage = usage_json(account.prompt_tokens, account.cached_tokens, account.completion_tokens)
-        json = (
-            f'{{"type":"message_delta","delta":{{"stop_reason":"{reason}","stop_sequence":{sequence}}},"usage":{usage}}}'
-        )
+        delta = f'{{"stop_reason":"{reason}","stop_sequence":{sequence}}}'
+        json = f'{{"type":"message_delta","delta":{delta},"usage":{usage}}}'
         return [
             *self._stop(),
             _fixed("message_delta", json, (reason, sequence, usage)),

@@ -4,6 +4,7 @@ The JSON of items and responses is in `responses_output`, what the events add up
 """
 
 import time
+from typing import override
 
 from deepseek_recipe.echo import ResponsesEcho
 from deepseek_recipe.events import Account, Ending, Event, Frame
@@ -36,8 +37,8 @@ class ResponsesStreamEvent(Event):
     """An event of a Responses stream.
 
     The kind of a frame is the type without `response.`; its data are (head of the response, its output) for created,
-    in_progress, completed and incomplete, and (index of the item, details) for the others. Deltas are numbered apart from
-    their frames.
+    in_progress, completed and incomplete, and (index of the item, details) for the others. The numbers of deltas are
+    not part of their frames.
     """
 
     __slots__ = ("_number",)
@@ -47,6 +48,7 @@ class ResponsesStreamEvent(Event):
         self.text = text
         self._number = number
 
+    @override
     def to_json(self) -> str:
         """The event as compact JSON.
 
@@ -74,9 +76,7 @@ class ResponsesChunkGenerator:
         twin._writer = OneUse(writer, "chunk generator")
         return twin
 
-    def with_namespace_tool_map(
-        self, namespace_tool_map: dict[str, tuple[str, str]]
-    ) -> "ResponsesChunkGenerator":
+    def with_namespace_tool_map(self, namespace_tool_map: dict[str, tuple[str, str]]) -> "ResponsesChunkGenerator":
         """A generator with another map from full names to (namespace, local name); this one is used up."""
         return self._with(namespaces={name: (pair[0], pair[1]) for name, pair in namespace_tool_map.items()})
 
@@ -133,17 +133,13 @@ class ResponsesWriter:
         json = f'{{"type":"response.{kind}",{members},"sequence_number":{self._number()}{after}}}'
         return ResponsesStreamEvent(Frame(kind, json, "", data))
 
-    def _start(self, kind: str, **details: str | None) -> list[Event]:
+    def _start(self, kind: str, call_id: str = "", name: str = "", namespace: str | None = None) -> list[Event]:
         """Close the open item, then open one of another kind."""
         events = self._close_item("completed", before_call=kind not in ("reasoning", "message"))
         index = len(self._done)
-        head = ItemHead(
-            kind, f"{_PREFIXES[kind]}_{self._id}_{index}", encrypted_content=f"{self._id}-{index}", **details
-        )
+        head = ItemHead(kind, f"{_PREFIXES[kind]}_{self._id}_{index}", call_id, name, namespace, f"{self._id}-{index}")
         self._item = item = Item(head)
-        events.append(
-            self._event("output_item.added", f'"item":{item.json()},"output_index":{index}', (index, head))
-        )
+        events.append(self._event("output_item.added", f'"item":{item.json()},"output_index":{index}', (index, head)))
         place = f'"item_id":{quote(head.id)}'
         if kind in ("reasoning", "message"):
             item.has_part = True

@@ -84,10 +84,9 @@ class Grammar:
         end = Rule(Pattern(special(self._thinking_end)), Action.DROP, _BODY)
         first: list[Rule] = []
         if json_output:
-            for fence in ("```json\n", "```\n"):
-                first.append(Rule(Pattern(ordinary(fence)), Action.DROP, "json"))
-            for bracket in "{[":
-                first.append(Rule(Pattern(ordinary(bracket)), Action.JSON_OPEN, "json", bracket))
+            fences = ("```json\n", "```\n")
+            first = [Rule(Pattern(ordinary(fence)), Action.DROP, "json") for fence in fences]
+            first += [Rule(Pattern(ordinary(bracket)), Action.JSON_OPEN, "json", bracket) for bracket in "{["]
         else:
             first = self._stop_rules()
         default = Action.SPACE if json_output else Action.CONTENT

@@ -94,7 +94,7 @@ class ReqwestImageFetcher:
         """The bytes behind a link.
 
         Raises:
-            ImageError: of kind InvalidUrl, UrlTooLong, DestinationRejected, ImageTooLarge or Fetch (may be tried again).
+            ImageError: of kind InvalidUrl, UrlTooLong, DestinationRejected, ImageTooLarge or Fetch (worth another try).
             ImportError: without httpx.
         """
         check_link(url)
@@ -162,5 +162,5 @@ class ReqwestImageFetcher:
     def _allowed(self, host: str, address: str) -> bool:
         try:
             return self._allows(host, address) is True
-        except Exception:  # a filter that fails rejects
+        except Exception:  # noqa: BLE001 - a filter that fails, however, rejects
             return False

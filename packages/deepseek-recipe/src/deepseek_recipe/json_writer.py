@@ -71,9 +71,11 @@ def f32_text(number: float) -> str:
     single = to_f32(number)
     if not math.isfinite(single):
         return "null"
-    for precision in (5, 6, 7, 8):
-        text = f"{single:.{precision}e}"
-        if to_f32(float(text)) == single:
+    text = f"{single:.8e}"
+    for precision in (5, 6, 7):
+        shorter = f"{single:.{precision}e}"
+        if to_f32(float(shorter)) == single:
+            text = shorter
             break
     mantissa, _, exponent = text.partition("e")
     mantissa, power = mantissa.rstrip("0").rstrip("."), int(exponent)

@@ -43,9 +43,7 @@ class Pattern:
     the state.
     """
 
-    def __init__(
-        self, elements: tuple[Element, ...], *, eats_newlines: bool = False, only_first: bool = False
-    ) -> None:
+    def __init__(self, elements: tuple[Element, ...], *, eats_newlines: bool = False, only_first: bool = False) -> None:
         self.elements = elements
         self.eats_newlines = eats_newlines
         self.only_first = only_first
@@ -72,10 +70,8 @@ class PatternSet:
 
     def __init__(self, patterns: tuple[Pattern, ...]) -> None:
         self.patterns = patterns
-        self.by_kind = tuple(
-            tuple((pattern, _characters(pattern, kind)) for pattern in patterns) for kind in Kind
-        )
-        """For each kind of piece, the patterns with the characters that they need, empty where none of the kind fits."""
+        self.by_kind = tuple(tuple((pattern, _characters(pattern, kind)) for pattern in patterns) for kind in Kind)
+        """For each kind of piece, the patterns with the characters they need, empty where none of the kind fits."""
         self.dangers = tuple(self._danger(kind) for kind in Kind)
         """Finds, in text that follows no partial match, the first place where a match is complete or may go on in the
         next piece. Text without such a place goes straight through."""
@@ -95,9 +91,7 @@ class PatternSet:
 
 
 def _characters(pattern: Pattern, kind: Kind) -> tuple[str, ...]:
-    return tuple(
-        element.character if element.matches(element.character, kind) else "" for element in pattern.elements
-    )
+    return tuple(element.character if element.matches(element.character, kind) else "" for element in pattern.elements)
 
 
 def _expression(pattern: Pattern, kind: Kind) -> str:

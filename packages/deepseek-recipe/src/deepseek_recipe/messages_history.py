@@ -23,8 +23,8 @@ from deepseek_recipe.request_images import FILE_ID_TEXT, BlockText, is_link, too
 from deepseek_recipe.request_rules import Conversion
 
 _UNANSWERED = (
-    "`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each `tool_use` block must have a "
-    "corresponding `tool_result` block in the next message."
+    "`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each `tool_use` block must have "
+    "a corresponding `tool_result` block in the next message."
 )
 _HOME = {
     "tool_use": "assistant",
@@ -59,51 +59,51 @@ class History:
                 raise ConversionError(f"messages.{index}: all messages must have non-empty content")
             match message.role:
                 case "user":
-                    messages += self.user(index, blocks)
+                    messages += self._user(index, blocks)
                 case "assistant":
-                    messages.append(self.assistant(index, blocks))
+                    messages.append(self._assistant(index, blocks))
                 case _:
-                    messages += self.system(index, blocks)
-        self.close()
+                    messages += self._system(index, blocks)
+        self._close()
         return messages
 
-    def unanswered(self, place: str) -> ConversionError:
+    def _unanswered(self, place: str) -> ConversionError:
         return ConversionError(place + _UNANSWERED.format(ids=", ".join(sorted(self.open_calls))))
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Check at the end of a message that no call is left without a result."""
         if self.open_calls:
-            raise self.unanswered(f"messages.{self.caller}:")
+            raise self._unanswered(f"messages.{self.caller}:")
 
-    def check_place(self, index: int, block: Block, role: str) -> None:
+    def _check_place(self, index: int, block: Block, role: str) -> None:
         if _HOME.get(block.kind, role) != role:
             kind = "tool_use" if block.kind == "server_tool_use" else block.kind
             raise ConversionError(f"messages.{index}: `{kind}` blocks can only be in `{_HOME[block.kind]}` messages")
         if block.kind == "thinking" and role != "assistant":
             raise ConversionError(f"messages.{index}.content: thinking blocks may only be in `assistant` messages")
 
-    def user(self, index: int, blocks: list[Block]) -> list[Message]:
+    def _user(self, index: int, blocks: list[Block]) -> list[Message]:
         messages: list[Message] = []
         referenced: list[str] = []
         self.answered = set()
         had_calls = bool(self.open_calls)
         for position, block in enumerate(blocks):
-            self.check_place(index, block, "user")
+            self._check_place(index, block, "user")
             if block.kind == "tool_result":
-                messages.append(self.result(index, position, block, referenced))
+                messages.append(self._result(index, position, block, referenced))
                 continue
             if self.open_calls:
-                raise self.unanswered(f"messages.{index}: ")
+                raise self._unanswered(f"messages.{index}: ")
             text = BlockText(self.conversion)
-            self.add(text, block, f"messages.{index}.content[{position}]")
+            self._add(text, block, f"messages.{index}.content[{position}]")
             messages.append(Message("user", "").changed(**text.fields()))
         if had_calls:
-            self.close()
+            self._close()
         if referenced and self.conversion.is_v41:
             messages.append(Message("system", "", tools=[ToolDefinition(name) for name in referenced]))
         return messages
 
-    def result(self, index: int, position: int, block: Block, referenced: list[str]) -> Message:
+    def _result(self, index: int, position: int, block: Block, referenced: list[str]) -> Message:
         if block.id in self.answered:
             raise ConversionError(
                 f"messages.{index}.content.{position}: each tool_use must have a single result. Found multiple "
@@ -122,22 +122,23 @@ class History:
             if part.kind == "tool_reference":
                 if part.text not in self.tool_names:
                     raise ConversionError(
-                        f"messages.{index}.content.{position}: tool reference '{part.text}' not found in available tools"
+                        f"messages.{index}.content.{position}: tool reference '{part.text}' not found in available "
+                        "tools"
                     )
                 referenced.append(part.text)
                 text.text(part.text)
             else:
-                self.add(text, part, f"messages.{index}.content.{position}.tool_result")
+                self._add(text, part, f"messages.{index}.content.{position}.tool_result")
         return Message("tool", "", tool_call_id=block.id).changed(**text.fields())
 
-    def assistant(self, index: int, blocks: list[Block]) -> Message:
+    def _assistant(self, index: int, blocks: list[Block]) -> Message:
         if self.open_calls:
-            raise self.unanswered(f"messages.{index}: ")
+            raise self._unanswered(f"messages.{index}: ")
         text = BlockText(self.conversion)
         thoughts: list[str] = []
         calls: list[ToolCall] = []
         for position, block in enumerate(blocks):
-            self.check_place(index, block, "assistant")
+            self._check_place(index, block, "assistant")
             if block.kind == "thinking":
                 thoughts.append(block.text)
             elif block.kind == "tool_use":
@@ -151,19 +152,19 @@ class History:
             elif block.kind == "image" and self.conversion.is_v41:
                 raise ConversionError("Image in assistant message is unsupported")
             elif self.open_calls:
-                raise self.unanswered(f"messages.{index}.{position}: ")
+                raise self._unanswered(f"messages.{index}.{position}: ")
             else:
-                self.add(text, block, "")
+                self._add(text, block, "")
         self.caller = index
         return Message("assistant", text.joined(), "\n\n".join(thoughts) if thoughts else None, calls or None)
 
-    def system(self, index: int, blocks: list[Block]) -> list[Message]:
+    def _system(self, index: int, blocks: list[Block]) -> list[Message]:
         text = BlockText(self.conversion)
         announced: list[ToolDefinition] = []
         for position, block in enumerate(blocks):
-            self.check_place(index, block, "system")
+            self._check_place(index, block, "system")
             if block.kind != "tool_addition":
-                self.add(text, block, f"messages.{index}")
+                self._add(text, block, f"messages.{index}")
                 continue
             if block.text not in self.tool_names:
                 raise ConversionError(
@@ -171,13 +172,13 @@ class History:
                 )
             announced.append(ToolDefinition(block.text))
         if self.open_calls:
-            raise self.unanswered(f"messages.{index}: ")
+            raise self._unanswered(f"messages.{index}: ")
         if self.conversion.is_v41:
             return [Message("system", "", tools=announced or None).changed(**text.fields())]
         content = text.joined()
         return [Message("user", f"<system-reminder>\n{content}\n</system-reminder>")] if content else []
 
-    def add(self, text: BlockText, block: Block, path: str) -> None:
+    def _add(self, text: BlockText, block: Block, path: str) -> None:
         """Add a text, image or document block."""
         if block.kind == "text":
             text.text(block.text)

@@ -11,6 +11,7 @@ from deepseek_recipe.request_rules import EFFORTS, THINKING_TYPES
 from deepseek_recipe.request_tools import RequestedChoice, RequestedTool
 from deepseek_recipe.shapes import (
     Field,
+    Variant,
     anything,
     boolean,
     choice,
@@ -93,20 +94,20 @@ _source: Final = tagged(
     "MessagesImageSource",
     "type",
     {
-        "base64": (
+        "base64": Variant(
             lambda media_type, data: Source("base64", data, media_type),
             {
                 "media_type": Field(choice("image/jpeg", "image/jpg", "image/png", "image/gif", "image/webp")),
                 "data": Field(string),
             },
         ),
-        "url": (lambda url: Source("url", url), {"url": Field(string)}),
-        "file": (lambda file_id: Source("file", file_id), {"file_id": Field(string)}),
+        "url": Variant(lambda url: Source("url", url), {"url": Field(string)}),
+        "file": Variant(lambda file_id: Source("file", file_id), {"file_id": Field(string)}),
     },
 )
-_TEXT: Final = (lambda text: Block("text", text), {"text": Field(string)})
-_IMAGE: Final = (lambda source: Block("image", source=source), {"source": Field(_source)})
-_DOCUMENT: Final = (
+_TEXT: Final = Variant(lambda text: Block("text", text), {"text": Field(string)})
+_IMAGE: Final = Variant(lambda source: Block("image", source=source), {"source": Field(_source)})
+_DOCUMENT: Final = Variant(
     lambda source: Block("document", source or "unknown"),
     {"source": Field(struct("MessagesDocumentSource", lambda media_type: media_type, {"media_type": may(string)}))},
 )
@@ -117,12 +118,20 @@ _result_block: Final = tagged(
         "text": _TEXT,
         "image": _IMAGE,
         "document": _DOCUMENT,
-        "tool_reference": (
+        "tool_reference": Variant(
             lambda tool_name: Block("tool_reference", tool_name),
             {"tool_name": Field(string)},
         ),
     },
 )
+
+
+def _server_tool_use(id: str) -> Block:
+    return Block("server_tool_use", id=id)
+
+
+def _tool_use(id: str, name: str, input: Json) -> Block:
+    return Block("tool_use", id=id, name=name, input=input)
 
 
 def _tool_result(tool_use_id: str, content: str | list[Block] | None, is_error: bool | None) -> Block:
@@ -131,7 +140,7 @@ def _tool_result(tool_use_id: str, content: str | list[Block] | None, is_error: 
 
 
 _tool_reference: Final = tagged(
-    "MessagesToolReference", "type", {"tool_reference": (lambda name: name, {"name": Field(string)})}
+    "MessagesToolReference", "type", {"tool_reference": Variant(lambda name: name, {"name": Field(string)})}
 )
 _block: Final = tagged(
     "MessagesContentBlock",
@@ -140,16 +149,16 @@ _block: Final = tagged(
         "text": _TEXT,
         "image": _IMAGE,
         "document": _DOCUMENT,
-        "thinking": (
+        "thinking": Variant(
             lambda thinking, signature: Block("thinking", thinking),
             {"thinking": Field(string), "signature": may(string)},
         ),
-        "server_tool_use": (lambda id: Block("server_tool_use", id=id), {"id": Field(string)}),
-        "tool_use": (
-            lambda id, name, input: Block("tool_use", id=id, name=name, input=input),
+        "server_tool_use": Variant(_server_tool_use, {"id": Field(string)}),
+        "tool_use": Variant(
+            _tool_use,
             {"id": Field(string), "name": Field(string), "input": Field(anything)},
         ),
-        "tool_result": (
+        "tool_result": Variant(
             _tool_result,
             {
                 "tool_use_id": Field(string),
@@ -157,11 +166,11 @@ _block: Final = tagged(
                 "is_error": may(boolean),
             },
         ),
-        "web_search_tool_result": (
+        "web_search_tool_result": Variant(
             lambda tool_use_id: Block("web_search_tool_result", id=tool_use_id),
             {"tool_use_id": Field(string)},
         ),
-        "tool_addition": (lambda tool: Block("tool_addition", tool), {"tool": Field(_tool_reference)}),
+        "tool_addition": Variant(lambda tool: Block("tool_addition", tool), {"tool": Field(_tool_reference)}),
     },
 )
 _message: Final = struct(
@@ -172,7 +181,15 @@ _message: Final = struct(
         "content": Field(text_or_list(_block, "expected a string or a list")),
     },
 )
-_system_block: Final = tagged("MessagesSystemBlock", "type", {"text": (lambda text: text, {"text": Field(string)})})
+
+
+def _same(text: str) -> str:
+    return text
+
+
+_system_block: Final = tagged(
+    "MessagesSystemBlock", "type", {"text": Variant(lambda text: text, {"text": Field(string)})}
+)
 
 
 def _tool(value: Json) -> MessagesTool:
@@ -198,10 +215,10 @@ _choice: Final = tagged(
     "MessagesToolChoice",
     "type",
     {
-        "auto": (lambda **_: RequestedChoice("auto"), _PARALLEL),
-        "any": (lambda **_: RequestedChoice("auto"), _PARALLEL),
-        "tool": (lambda name, **_: RequestedChoice("named", name), {"name": Field(string), **_PARALLEL}),
-        "none": (lambda: RequestedChoice("none"), {}),
+        "auto": Variant(lambda **_: RequestedChoice("auto"), _PARALLEL),
+        "any": Variant(lambda **_: RequestedChoice("auto"), _PARALLEL),
+        "tool": Variant(lambda name, **_: RequestedChoice("named", name), {"name": Field(string), **_PARALLEL}),
+        "none": Variant(lambda: RequestedChoice("none"), {}),
     },
 )
 

@@ -47,7 +47,7 @@ class ConversionOptions:
     `ConversationRequest.warnings`. It is off by default, and conversion then equals the API's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a public constructor, all by keyword
         self,
         *,
         default_thinking_mode: bool = True,

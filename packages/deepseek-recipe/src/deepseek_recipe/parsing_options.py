@@ -37,7 +37,7 @@ class ParsingOptions:
         repair: True for all repairs, or the names of some (`R1` to `R14`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a public constructor, all by keyword
         self,
         *,
         parse_tool_calls: bool = True,
@@ -79,7 +79,9 @@ class ParsingOptions:
             return
         unknown = sorted(set(value) - set(REPAIR_RULES))
         if unknown:
-            raise ValueError(f"unknown repair {unknown[0]!r}; expected True, False or some of {', '.join(REPAIR_RULES)}")
+            raise ValueError(
+                f"unknown repair {unknown[0]!r}; expected True, False or some of {', '.join(REPAIR_RULES)}"
+            )
         self._repair = frozenset(value)
 
     def copy(self) -> "ParsingOptions":

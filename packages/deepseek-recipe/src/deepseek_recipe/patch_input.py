@@ -86,7 +86,7 @@ class PatchInput:
             return 2
         code = int(digits, 16)
         if self._surrogate and 0xDC00 <= code <= 0xDFFF:
-            high = int(self._surrogate[2:], 16)
+            high = int(self._surrogate.removeprefix("\\u"), 16)
             self._surrogate = ""
             out.append(chr(0x10000 + ((high - 0xD800) << 10 | (code - 0xDC00))))
             return 6

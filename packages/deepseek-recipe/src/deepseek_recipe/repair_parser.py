@@ -1,7 +1,7 @@
 """Owns parsing model output with repairs: text around blocks of calls, stop sequences, JSON mode.
 
-Inside of blocks it is `repair_calls`; without repairs output is parsed by `output_parser`. The result does not depend on
-how the output is cut into chunks.
+Inside of blocks it is `repair_calls`; without repairs output is parsed by `output_parser`. The result does not depend
+on how the output is cut into chunks.
 """
 
 import re

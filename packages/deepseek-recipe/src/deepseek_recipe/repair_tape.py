@@ -152,4 +152,6 @@ class Tape:
         if self.final:
             return False
         tail = self.text[at : at + 64]
-        return at + len(tail) == len(self.text) and any(len(tail) < len(word) and word.startswith(tail) for word in wanted)
+        return at + len(tail) == len(self.text) and any(
+            len(tail) < len(word) and word.startswith(tail) for word in wanted
+        )

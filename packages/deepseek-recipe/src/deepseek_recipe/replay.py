@@ -12,8 +12,9 @@ from deepseek_recipe.json_reader import parse_object
 from deepseek_recipe.pieces import Kind, Piece
 from deepseek_recipe.special_tokens import SpecialToken, SpecialTokens
 
+
 class ReplayMemory:
-    """The last `capacity` blocks of calls by the ids of their calls. Give it to `StreamProcessor`, then `recall` later."""
+    """The last `capacity` blocks of calls by the ids of their calls; filled by `StreamProcessor`, read by `recall`."""
 
     def __init__(self, capacity: int = 10_000) -> None:
         if capacity < 1:
@@ -75,8 +76,7 @@ class CallRecorder:
     def calls(self, ids: Sequence[str]) -> list[ToolCall]:
         """The calls, with the ids that they were given."""
         return [
-            ToolCall(call_id, name, text.getvalue())
-            for call_id, (name, text) in zip(ids, self._calls, strict=True)
+            ToolCall(call_id, name, text.getvalue()) for call_id, (name, text) in zip(ids, self._calls, strict=True)
         ]
 
     def block(self) -> Replay:

@@ -80,8 +80,8 @@ def too_long(url: str) -> str:
     if length <= MAX_LINK_BYTES:
         return ""
     return (
-        f"external link length {length} too long, max link length {MAX_LINK_BYTES}. Consider passing file data directly "
-        "with base64 data url instead."
+        f"external link length {length} too long, max link length {MAX_LINK_BYTES}. Consider passing file data "
+        "directly with base64 data url instead."
     )
 
 

@@ -13,7 +13,6 @@ from deepseek_recipe.json_reader import Json
 from deepseek_recipe.json_writer import compact_json, to_f32
 from deepseek_recipe.options import (
     ConversionOptions,
-    InferenceOptions,
     ModelVersion,
     OutputConstraint,
     ReasoningContentBehavior,
@@ -38,6 +37,11 @@ _EFFORT_OF: Final[dict[str | None, ReasoningEffort]] = {
     "ultra": "max",
 }
 _LOWEST_TOP_P: Final = to_f32(0.95)
+
+
+def effort_of(requested: str | None) -> ReasoningEffort:
+    """The effort that the prompt knows for a requested one."""
+    return _EFFORT_OF[requested]
 
 
 @dataclass
@@ -88,9 +92,7 @@ def check_stops(stops: Sequence[str], single: bool = False) -> list[str]:
 
 def empty_string(path: str) -> str:
     """The text of the error for an empty string."""
-    return (
-        f"Invalid '{path}': empty string. Expected a string with minimum length 1, but got an empty string instead."
-    )
+    return f"Invalid '{path}': empty string. Expected a string with minimum length 1, but got an empty string instead."
 
 
 def check_range(name: str, value: float | None, holds: Callable[[float], bool], shown: str) -> None:
@@ -153,9 +155,7 @@ def sampling(
     return 1.0, _LOWEST_TOP_P if has_tools else 1.0
 
 
-def fill_reasoning(
-    conversion: Conversion, messages: list[Message], has_tools: bool, field_name: str
-) -> list[Message]:
+def fill_reasoning(conversion: Conversion, messages: list[Message], has_tools: bool, field_name: str) -> list[Message]:
     """Drop the reasoning of history outside of thinking mode; in it, take lacking reasoning as empty or refuse it.
 
     Raises:
@@ -238,9 +238,7 @@ def initial_stage(conversation: Conversation) -> ThinkingInitialStage | None:
     return ThinkingInitialStage.ReasoningStart
 
 
-def parsing_options(
-    conversation: Conversation, options: ConversionOptions, stops: Sequence[str]
-) -> ParsingOptions:
+def parsing_options(conversation: Conversation, options: ConversionOptions, stops: Sequence[str]) -> ParsingOptions:
     """How the answer to a converted conversation is parsed."""
     return ParsingOptions(
         parse_tool_calls=bool(conversation.tools),
@@ -250,5 +248,3 @@ def parsing_options(
         stop_sequences=stops,
         special_tokens=options.special_tokens,
     )
-
-

@@ -12,9 +12,7 @@ from deepseek_recipe.json_writer import quote
 class ChatCompletionResponse:
     """A Chat Completions response under construction. The prompt counts are taken from the events."""
 
-    def __init__(
-        self, id: str, model: str, created: int, prompt_tokens: int, prompt_cache_hit_tokens: int
-    ) -> None:
+    def __init__(self, id: str, model: str, created: int, prompt_tokens: int, prompt_cache_hit_tokens: int) -> None:
         self._head = f'{{"id":{quote(id)},"object":"chat.completion","created":{created:d},"model":{quote(model)}'
         self._started = False
         self._fingerprint: str | None = None
@@ -90,9 +88,7 @@ class ChatCompletionResponse:
             if entries
         ]
         logprobs = f"{{{','.join(lists)}}}" if lists else "null"
-        return (
-            f'{{"index":0,"message":{{{message}}},"logprobs":{logprobs},"finish_reason":{self._finish_reason}}}'
-        )
+        return f'{{"index":0,"message":{{{message}}},"logprobs":{logprobs},"finish_reason":{self._finish_reason}}}'
 
     @staticmethod
     def sse_event_name(chunk: ChatCompletionChunk) -> str | None:

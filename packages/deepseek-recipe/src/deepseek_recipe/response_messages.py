@@ -35,9 +35,7 @@ _TEXT_OF = {"thinking_delta": "thinking", "text_delta": "text", "input_json_delt
 class MessagesResponse:
     """A Messages response under construction."""
 
-    def __init__(
-        self, id: str, model: str, created: int, prompt_tokens: int, prompt_cache_hit_tokens: int
-    ) -> None:
+    def __init__(self, id: str, model: str, created: int, prompt_tokens: int, prompt_cache_hit_tokens: int) -> None:
         self._id, self._model = id, model
         self._usage = usage_json(prompt_tokens, prompt_cache_hit_tokens, 0)
         self._blocks: list[_Block] = []

@@ -11,9 +11,7 @@ from deepseek_recipe.responses_output import Item, ResponseHead
 class ResponsesResponse:
     """A Responses response under construction. The prompt counts are taken from the events."""
 
-    def __init__(
-        self, id: str, model: str, created: int, prompt_tokens: int, prompt_cache_hit_tokens: int
-    ) -> None:
+    def __init__(self, id: str, model: str, created: int, prompt_tokens: int, prompt_cache_hit_tokens: int) -> None:
         self._head = ResponseHead(id, model, created)
         self._items: list[Item | str] = []
 

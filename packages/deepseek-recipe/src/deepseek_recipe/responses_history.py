@@ -58,23 +58,23 @@ class History:
             if item is None or (item.kind.startswith("tool_search") and not self.conversion.is_v41):
                 continue
             if item.kind in _CALLS:
-                self.call(item)
+                self._call(item)
             elif item.kind in _OUTPUTS:
-                self.output(index, item)
+                self._output(index, item)
             elif item.kind == "web_search_call":
                 if self.turn is not None and self.turn.calls:
-                    self.close()
+                    self._close()
             elif item.kind == "reasoning":
-                self.reasoning(item)
+                self._reasoning(item)
             elif item.role == "assistant":
-                self.assistant(index, item)
+                self._assistant(index, item)
             else:
-                self.close()
-                self.messages.append(self.plain(index, item))
-        self.close()
+                self._close()
+                self.messages.append(self._plain(index, item))
+        self._close()
         return self.messages
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End the assistant message under assembly.
 
         Raises:
@@ -94,25 +94,25 @@ class History:
         if announced:
             self.messages.append(Message("system", "", tools=[ToolDefinition(name) for name in announced]))
 
-    def reasoning(self, item: InputItem) -> None:
+    def _reasoning(self, item: InputItem) -> None:
         if self.turn is None or self.turn.texts is not None or self.turn.calls:
-            self.close()
+            self._close()
             self.turn = _Turn()
         if item.texts:
             self.turn.thoughts = [*(self.turn.thoughts or ()), *item.texts]
 
-    def assistant(self, index: int, item: InputItem) -> None:
+    def _assistant(self, index: int, item: InputItem) -> None:
         if self.turn is None or self.turn.calls:
-            self.close()
+            self._close()
             self.turn = _Turn()
-        blocks = self.blocks(index, item.content, in_assistant=True)
+        blocks = self._blocks(index, item.content, in_assistant=True)
         if self.turn.texts is None:
             self.turn.texts = BlockText(self.conversion)
         self.turn.texts.text(blocks.joined())
 
-    def call(self, item: InputItem) -> None:
+    def _call(self, item: InputItem) -> None:
         if self.turn is None or (self.turn.calls and self.turn.complete):
-            self.close()
+            self._close()
             self.turn = _Turn()
         if item.call_id in self.call_ids:
             raise ConversionError(f"Duplicate 'call_id': {item.call_id}.")
@@ -125,7 +125,7 @@ class History:
             call = ToolCall(item.call_id, TOOL_SEARCH, compact_json(item.arguments))
         self.turn.calls.append(call)
 
-    def output(self, index: int, item: InputItem) -> None:
+    def _output(self, index: int, item: InputItem) -> None:
         turn = self.turn
         if turn is None or item.call_id not in {call.id for call in turn.calls}:
             raise ConversionError(f"No tool call found for tool output with call_id {item.call_id}.")
@@ -136,18 +136,18 @@ class History:
             message = message.changed(content=_search_result(index, item.tools))
             turn.announced[item.call_id] = self.announced_names[index]
         else:
-            message = message.changed(**self.blocks(index, item.content).fields())
+            message = message.changed(**self._blocks(index, item.content).fields())
         turn.outputs[item.call_id] = message
 
-    def plain(self, index: int, item: InputItem) -> Message:
+    def _plain(self, index: int, item: InputItem) -> Message:
         """A user, system or developer message."""
         role = item.role
         if role == "developer":
             role = "system" if self.conversion.is_v41 else "user"
         assert role == "user" or role == "system"
-        return Message(role, "").changed(**self.blocks(index, item.content).fields())
+        return Message(role, "").changed(**self._blocks(index, item.content).fields())
 
-    def blocks(self, index: int, content: str | list[Part], *, in_assistant: bool = False) -> BlockText:
+    def _blocks(self, index: int, content: str | list[Part], *, in_assistant: bool = False) -> BlockText:
         text = BlockText(self.conversion)
         if isinstance(content, str):
             text.text(content)
@@ -190,9 +190,7 @@ def _search_result(index: int, tools: Sequence[ResponsesTool]) -> str:
     shown: list[Json] = []
     for tool in tools:
         if not tool.is_known:
-            raise ConversionError(
-                f"input[{index}]: the enum variant ResponsesTool::Unsupported cannot be serialized"
-            )
+            raise ConversionError(f"input[{index}]: the enum variant ResponsesTool::Unsupported cannot be serialized")
         if tool.kind == "namespace":
             namespace = {"name": tool.name, "description": tool.description}
             shown += [member.shown() | {"namespace": namespace} for member in tool.members]

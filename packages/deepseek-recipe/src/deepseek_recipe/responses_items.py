@@ -4,14 +4,16 @@ What a series of items becomes is in `responses_history`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from deepseek_recipe.conversation import ImageDetail
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.responses_tool_shape import ResponsesTool, read_tool
 from deepseek_recipe.shapes import (
     Field,
     Reader,
     ShapeError,
+    Variant,
     choice,
     list_of,
     mapping,
@@ -30,14 +32,14 @@ class Part(NamedTuple):
     text: str = ""
     image_url: str | None = None
     file_id: str | None = None
-    detail: str | None = None
+    detail: ImageDetail | None = None
 
 
 class InputItem(NamedTuple):
     """One input item; which members count depends on its kind."""
 
     kind: str
-    role: str = ""
+    role: Literal["", "user", "assistant", "system", "developer"] = ""
     content: str | list[Part] = ""
     texts: Sequence[str] = ()
     call_id: str = ""
@@ -47,8 +49,8 @@ class InputItem(NamedTuple):
     tools: Sequence[ResponsesTool] = ()
 
 
-_INPUT_TEXT: Final = (lambda text: Part("text", text), {"text": Field(string)})
-_IMAGE: Final = (
+_INPUT_TEXT: Final = Variant(lambda text: Part("text", text), {"text": Field(string)})
+_IMAGE: Final = Variant(
     lambda **members: Part("image", **members),
     {
         "image_url": may(string),
@@ -56,7 +58,7 @@ _IMAGE: Final = (
         "detail": may(choice("low", "high", "original", "auto")),
     },
 )
-_FILE: Final[tuple[object, dict[str, Field[object]]]] = (lambda: Part("file"), {})
+_FILE: Final = Variant(lambda: Part("file"), {})
 _content: Final = text_or_list(
     tagged(
         "ResponsesContentPart",
@@ -80,6 +82,12 @@ _message: Final[Reader[InputItem]] = struct(
     lambda role, content: InputItem("message", role, content),
     {"role": Field(choice("user", "assistant", "system", "developer")), "content": Field(_content)},
 )
+
+
+def _custom_tool_call(call_id: str, name: str, input: str) -> InputItem:
+    return InputItem("custom_tool_call", call_id=call_id, name=name, arguments=input)
+
+
 _ITEMS: Final[Mapping[str, Reader[InputItem]]] = {
     "message": _message,
     "reasoning": struct(
@@ -104,7 +112,7 @@ _ITEMS: Final[Mapping[str, Reader[InputItem]]] = {
     ),
     "custom_tool_call": struct(
         "ResponsesCustomToolCall",
-        lambda call_id, name, input: InputItem("custom_tool_call", call_id=call_id, name=name, arguments=input),
+        _custom_tool_call,
         {"call_id": Field(string), "name": Field(string), "input": Field(string)},
     ),
     "custom_tool_call_output": struct(

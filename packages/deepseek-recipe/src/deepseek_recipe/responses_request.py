@@ -96,9 +96,6 @@ class _Tools:
             self.announced[index] = [tool.name for tool in found if tool.defer_loading]
 
 
-
-
-
 def _search_outputs(body: ResponsesBody, version: ModelVersion) -> list[tuple[int, InputItem]]:
     if version is not ModelVersion.DeepseekV41Flash or not isinstance(body.input, list):
         return []

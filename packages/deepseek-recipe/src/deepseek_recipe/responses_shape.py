@@ -13,6 +13,7 @@ from deepseek_recipe.responses_tool_shape import ResponsesTool, read_tool
 from deepseek_recipe.shapes import (
     Field,
     ShapeError,
+    Variant,
     anything,
     boolean,
     choice,
@@ -87,12 +88,12 @@ _format: Final = tagged(
     "ResponsesTextFormat",
     "type",
     {
-        "text": (lambda: _PLAIN_TEXT, {}),
-        "json_schema": (
+        "text": Variant(lambda: _PLAIN_TEXT, {}),
+        "json_schema": Variant(
             _json_schema,
             {"name": Field(string), "schema": Field(anything), "strict": may(boolean)},
         ),
-        "json_object": (lambda: TextFormat(WantedFormat("json_object"), {"type": "json_object"}), {}),
+        "json_object": Variant(lambda: TextFormat(WantedFormat("json_object"), {"type": "json_object"}), {}),
     },
 )
 

@@ -10,6 +10,7 @@ from deepseek_recipe.json_reader import Json
 from deepseek_recipe.shapes import (
     Field,
     Reader,
+    Variant,
     anything,
     boolean,
     choice,
@@ -93,7 +94,7 @@ def _kind(kind: str) -> Callable[..., ResponsesTool]:
     return make
 
 
-_FUNCTION: Final = (
+_FUNCTION: Final = Variant(
     _kind("function"),
     {
         "name": Field(string),
@@ -102,7 +103,7 @@ _FUNCTION: Final = (
         "strict": may(boolean),
     },
 )
-_CUSTOM: Final = (_kind("custom"), {"name": Field(string)})
+_CUSTOM: Final = Variant(_kind("custom"), {"name": Field(string)})
 _member: Final = tagged("ResponsesNamespaceTool", "type", {"function": _FUNCTION, "custom": _CUSTOM})
 _WEB_SEARCH: Final = {
     "search_context_size": may(choice("low", "medium", "high")),
@@ -114,7 +115,7 @@ _known: Final[Reader[ResponsesTool]] = tagged(
     {
         "function": _FUNCTION,
         "custom": _CUSTOM,
-        "tool_search": (
+        "tool_search": Variant(
             _kind("tool_search"),
             {
                 "execution": may(choice("client", "server")),
@@ -122,11 +123,11 @@ _known: Final[Reader[ResponsesTool]] = tagged(
                 "parameters": Field(anything, None),
             },
         ),
-        "namespace": (
+        "namespace": Variant(
             lambda name, description, tools: ResponsesTool("namespace", name, description, members=tools),
             {"name": Field(string), "description": may(string), "tools": Field(list_of(_member))},
         ),
-        **{kind: (_kind(kind), _WEB_SEARCH) for kind in WEB_SEARCH_TYPES},
+        **{kind: Variant(_kind(kind), _WEB_SEARCH) for kind in WEB_SEARCH_TYPES},
     },
 )
 

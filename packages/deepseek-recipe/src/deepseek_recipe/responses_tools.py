@@ -16,9 +16,7 @@ from deepseek_recipe.responses_tool_shape import WEB_SEARCH_TYPES, ResponsesTool
 
 APPLY_PATCH: Final = "apply_patch"
 TOOL_SEARCH: Final = "tool_search"
-_PATCH_INPUT: Final = (
-    "The entire contents of the apply_patch command (the *** Begin Patch ... *** End Patch envelope)."
-)
+_PATCH_INPUT: Final = "The entire contents of the apply_patch command (the *** Begin Patch ... *** End Patch envelope)."
 _PATCH_PARAMETERS: Final = {
     "type": "object",
     "additionalProperties": False,

@@ -14,13 +14,14 @@ from deepseek_recipe.schema_vocabulary import DEFAULT_DRAFT, DRAFTS, Draft, Sche
 
 _NO_BASE: Final = "json-schema:///"
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-_ONE: Final = frozenset(
-    "additionalItems additionalProperties contains contentSchema else if items not propertyNames then "
-    "unevaluatedItems unevaluatedProperties".split()
-)
-_MANY: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
-_NAMED: Final = frozenset("properties patternProperties dependentSchemas dependencies".split())
-_DEFINITIONS: Final = frozenset("$defs definitions".split())
+_ONE_TEXT: Final = """
+additionalItems additionalProperties contains contentSchema else if items not propertyNames then
+unevaluatedItems unevaluatedProperties
+"""
+_ONE: Final = frozenset(_ONE_TEXT.split())
+_MANY: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+_NAMED: Final = frozenset(("properties", "patternProperties", "dependentSchemas", "dependencies"))
+_DEFINITIONS: Final = frozenset(("$defs", "definitions"))
 
 
 def check_compiles(schema: Json) -> None:
@@ -43,9 +44,7 @@ def check_function_schema(schema: Json) -> None:
     check_compiles(schema)
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind != "object":
-        raise SchemaError(
-            f"schema must be a JSON Schema of 'type: \"object\"', got 'type: {compact_json(kind)}'."
-        )
+        raise SchemaError(f"schema must be a JSON Schema of 'type: \"object\"', got 'type: {compact_json(kind)}'.")
 
 
 def _draft_of(schema: Json) -> Draft:

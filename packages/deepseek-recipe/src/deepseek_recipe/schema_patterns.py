@@ -14,33 +14,39 @@ _SET_ESCAPES: Final = frozenset("dDwWsSpPhH")
 _COUNT: Final = re.compile(r"\{ *([0-9]*) *(?:(,) *([0-9]*) *)?\}")
 _GROUP: Final = re.compile(r"\?(?::|=|!|<=|<!|>|P?<([A-Za-z_][A-Za-z0-9_.\[\]]*)>|([imsxuUR]*(?:-[imsxuUR]+)?)(:|\)))")
 _PROPERTY: Final = re.compile(r"\{\^?([^{}]*)\}|([A-Z])")
+_BRACED_HEX: Final = re.compile(r"\{([0-9a-fA-F]{1,8})\}")
+_HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _POSIX: Final = re.compile(r"\[:\^?([a-z]+):\]")
-_POSIX_NAMES: Final = frozenset(
-    "alnum alpha ascii blank cntrl digit graph lower print punct space upper word xdigit".split()
-)
-_CATEGORIES: Final = frozenset(
-    "c cc cf cn co cs l lc ll lm lo lt lu m mc me mn n nd nl no p pc pd pe pf pi po ps s sc sk sm so z zl zp zs "
-    "other control format unassigned privateuse surrogate letter casedletter lowercaseletter modifierletter "
-    "otherletter titlecaseletter uppercaseletter mark spacingmark enclosingmark nonspacingmark number decimalnumber "
-    "letternumber othernumber punctuation connectorpunctuation dashpunctuation closepunctuation finalpunctuation "
-    "initialpunctuation otherpunctuation openpunctuation symbol currencysymbol modifiersymbol mathsymbol othersymbol "
-    "separator lineseparator paragraphseparator spaceseparator any ascii assigned".split()
-)
-_BINARY: Final = frozenset(
-    "alphabetic alpha asciihexdigit ahex bidicontrol bidic casedignorable ci cased changeswhencasefolded cwcf "
-    "changeswhencasemapped cwcm changeswhenlowercased cwl changeswhentitlecased cwt changeswhenuppercased cwu dash "
-    "defaultignorablecodepoint di deprecated dep diacritic dia emoji emojicomponent ecomp emojimodifier emod "
-    "emojimodifierbase ebase emojipresentation epres extendedpictographic extpict extender ext graphemebase grbase "
-    "graphemeextend grext hexdigit hex idcontinue idc idstart ids ideographic ideo joincontrol joinc "
-    "logicalorderexception loe lowercase lower math noncharactercodepoint nchar patternsyntax patsyn "
-    "patternwhitespace patws quotationmark qmark radical regionalindicator ri sentenceterminal sterm softdotted sd "
-    "terminalpunctuation term unifiedideograph uideo uppercase upper variationselector vs whitespace wspace space "
-    "xidcontinue xidc xidstart xids".split()
-)
-_SHORT_SCRIPTS: Final = frozenset(
-    "arab armn beng bopo cyrl deva ethi geor grek gujr guru hang hani hebr hira jpan kana khmr knda laoo latn mlym "
-    "mong mymr orya sinh taml telu thaa thai tibt zyyy zinh common inherited han".split()
-)
+_POSIX_NAMES_TEXT: Final = """
+alnum alpha ascii blank cntrl digit graph lower print punct space upper word xdigit
+"""
+_POSIX_NAMES: Final = frozenset(_POSIX_NAMES_TEXT.split())
+_CATEGORIES_TEXT: Final = """
+c cc cf cn co cs l lc ll lm lo lt lu m mc me mn n nd nl no p pc pd pe pf pi po ps s sc sk sm so z zl zp zs other
+control format unassigned privateuse surrogate letter casedletter lowercaseletter modifierletter otherletter
+titlecaseletter uppercaseletter mark spacingmark enclosingmark nonspacingmark number decimalnumber letternumber
+othernumber punctuation connectorpunctuation dashpunctuation closepunctuation finalpunctuation
+initialpunctuation otherpunctuation openpunctuation symbol currencysymbol modifiersymbol mathsymbol othersymbol
+separator lineseparator paragraphseparator spaceseparator any ascii assigned
+"""
+_CATEGORIES: Final = frozenset(_CATEGORIES_TEXT.split())
+_BINARY_TEXT: Final = """
+alphabetic alpha asciihexdigit ahex bidicontrol bidic casedignorable ci cased changeswhencasefolded cwcf
+changeswhencasemapped cwcm changeswhenlowercased cwl changeswhentitlecased cwt changeswhenuppercased cwu dash
+defaultignorablecodepoint di deprecated dep diacritic dia emoji emojicomponent ecomp emojimodifier emod
+emojimodifierbase ebase emojipresentation epres extendedpictographic extpict extender ext graphemebase grbase
+graphemeextend grext hexdigit hex idcontinue idc idstart ids ideographic ideo joincontrol joinc
+logicalorderexception loe lowercase lower math noncharactercodepoint nchar patternsyntax patsyn
+patternwhitespace patws quotationmark qmark radical regionalindicator ri sentenceterminal sterm softdotted sd
+terminalpunctuation term unifiedideograph uideo uppercase upper variationselector vs whitespace wspace space
+xidcontinue xidc xidstart xids
+"""
+_BINARY: Final = frozenset(_BINARY_TEXT.split())
+_SHORT_SCRIPTS_TEXT: Final = """
+arab armn beng bopo cyrl deva ethi geor grek gujr guru hang hani hebr hira jpan kana khmr knda laoo latn mlym
+mong mymr orya sinh taml telu thaa thai tibt zyyy zinh common inherited han
+"""
+_SHORT_SCRIPTS: Final = frozenset(_SHORT_SCRIPTS_TEXT.split())
 
 
 def is_pattern(text: str) -> bool:
@@ -150,11 +156,16 @@ class _Pattern:
         return ord({"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}.get(character, character))
 
     def code_point(self, digits: int) -> int:
-        match = re.compile(r"\{([0-9a-fA-F]+)\}|([0-9a-fA-F]{%d})" % digits).match(self.text, self.index)
-        if not match:
-            raise _BadPatternError("bad code point")
-        self.index = match.end()
-        value = int(match[1] or match[2], 16)
+        match = _BRACED_HEX.match(self.text, self.index)
+        if match:
+            self.index = match.end()
+            value = int(match[1], 16)
+        else:
+            plain = self.text[self.index : self.index + digits]
+            if len(plain) < digits or not _HEX.fullmatch(plain):
+                raise _BadPatternError("bad code point")
+            self.index += digits
+            value = int(plain, 16)
         if value > 0x10FFFF or 0xD800 <= value <= 0xDFFF:
             raise _BadPatternError("no such code point")
         return value

@@ -92,7 +92,11 @@ def _numeric(reader: Reader[int] | Reader[int | float]) -> dict[str, Reader[Json
 
 def _later[T](reader: Callable[[], Reader[T]]) -> Reader[T]:
     """A reader that is looked up when used, for readers that refer to each other."""
-    return lambda value: reader()(value)
+
+    def read(value: Json) -> T:
+        return reader()(value)
+
+    return read
 
 
 _FORMATS: Final = choice("email", "hostname", "ipv4", "ipv6", "uuid")

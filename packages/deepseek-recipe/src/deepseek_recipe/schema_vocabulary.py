@@ -265,6 +265,7 @@ _DRAFT_2020: Final = Draft(
     ),
     {},
 )
+_SCHEMAS_2019: Final = "additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties propertyNames if then else not"
 _DRAFT_2019: Final = Draft(
     "2019-09",
     ("boolean", "object"),
@@ -281,8 +282,7 @@ _DRAFT_2019: Final = Draft(
             items=(ITEMS, "items"),
             schema=(
                 SCHEMA,
-                "additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties propertyNames if "
-                "then else not",
+                _SCHEMAS_2019,
             ),
             map=(SCHEMA_MAP, "properties patternProperties dependentSchemas"),
             list=(SCHEMAS, "allOf anyOf oneOf"),

@@ -5,7 +5,7 @@ what the values must mean is checked there.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.json_writer import debug_string, float_text, to_f32
@@ -116,7 +116,7 @@ def mapping(value: Json) -> dict[str, Json]:
 
 
 def optional[T](reader: Reader[T]) -> Reader[T | None]:
-    """null becomes None; anything else is read by `reader`."""
+    """Turn null into None; anything else is read by `reader`."""
 
     def read(value: Json) -> T | None:
         return None if value is None else reader(value)
@@ -139,7 +139,7 @@ def _read_items[T](reader: Reader[T], items: list[Json]) -> list[T]:
     read: list[T] = []
     try:
         for item in items:
-            read.append(reader(item))
+            read.append(reader(item))  # noqa: PERF401 - how many were read is where it failed
     except ShapeError as error:
         raise error.inside(len(read)) from None
     return read
@@ -205,7 +205,7 @@ def choice(*names: str) -> Reader[str]:
             raise ShapeError(f"unknown variant `{word}`, {one_of(names)}")
         if content is not None:
             raise wrong_type(content, "unit")
-        return word
+        return str(word)
 
     return read
 
@@ -273,9 +273,14 @@ def _elements(count: int) -> str:
     return "1 element" if count == 1 else f"{count} elements"
 
 
-def tagged[T](
-    name: str, tag: str, variants: Mapping[str, tuple[Callable[..., T], Mapping[str, Field[Any]]]]
-) -> Reader[T]:
+class Variant[T](NamedTuple):
+    """One form of a tagged object: what makes its value, and its members besides the tag."""
+
+    make: Callable[..., T]
+    fields: Mapping[str, Field[Any]]
+
+
+def tagged[T](name: str, tag: str, variants: Mapping[str, Variant[T]]) -> Reader[T]:
     """An object whose member `tag` says which variant it is; the tag is read before anything else."""
     readers = {
         variant: struct(f"struct variant {name}::{_camel(variant)}", make, fields)
@@ -284,6 +289,7 @@ def tagged[T](
     names = tuple(variants)
 
     def read(value: Json) -> T:
+        content: Json = value
         if isinstance(value, list):
             if not value:
                 raise missing(tag)
@@ -291,7 +297,7 @@ def tagged[T](
         elif isinstance(value, dict):
             if tag not in value:
                 raise missing(tag)
-            word, content = value[tag], value
+            word = value[tag]
         else:
             raise wrong_type(value, f"internally tagged enum {name}")
         if not isinstance(word, str):
@@ -306,5 +312,3 @@ def tagged[T](
 
 def _camel(word: str) -> str:
     return "".join(part.capitalize() for part in word.split("_"))
-
-

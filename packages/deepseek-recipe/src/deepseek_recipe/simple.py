@@ -27,7 +27,7 @@ from deepseek_recipe.options import ConversationRequest, ConversionOptions, Mode
 from deepseek_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepseek_recipe.pieces import Piece
 from deepseek_recipe.replay import ReplayMemory
-from deepseek_recipe.request_rules import parsing_options
+from deepseek_recipe.request_rules import effort_of, parsing_options
 from deepseek_recipe.special_tokens import RELEASED_V41_IMAGE_TOKEN, SpecialToken, SpecialTokens
 from deepseek_recipe.stream_processor import StreamProcessor
 from deepseek_recipe.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def _version(version: str) -> str:
     return version
 
 
-def encode_chat(
+def encode_chat(  # noqa: PLR0913 - the choices of a request, all by keyword
     messages: Sequence[dict[str, Any] | Message],
     tools: Sequence[dict[str, Any] | ToolDefinition] | None = None,
     *,
@@ -78,9 +78,9 @@ def encode_chat(
     """Turn a conversation into the prompt and the token ids that the DeepSeek API uses.
 
     Args:
-        messages: Chat Completions messages as dicts (the role `developer` is taken as system), or `Message` objects. The
-            two do not mix: with `Message` objects nothing is checked, and a message with a replay repeats its calls byte
-            for byte.
+        messages: Chat Completions messages as dicts (the role `developer` is taken as system), or `Message` objects.
+            The two do not mix: with `Message` objects nothing is checked, and a message with a replay repeats its calls
+            byte for byte.
         tools: Chat Completions tools as dicts, or `ToolDefinition` objects.
         version: the prompt format and, without `tokenizer`, the bundled vocabulary.
         thinking: whether the model reasons before it answers.
@@ -92,40 +92,34 @@ def encode_chat(
     Raises:
         ConversionError: if the API would refuse the request. ValueError: if a dict has the wrong shape.
     """
-    if messages and isinstance(messages[0], Message):
-        request = _direct_request(
-            list(messages), list(tools or ()), version, thinking, reasoning_effort, tool_choice  # type: ignore[arg-type]
+    spoken = [message for message in messages if isinstance(message, Message)]
+    if spoken:
+        if len(spoken) != len(messages):
+            raise TypeError("messages must be all dicts or all Message objects")
+        defined = [tool for tool in tools or () if isinstance(tool, ToolDefinition)]
+        if len(defined) != len(tools or ()):
+            raise TypeError("with Message objects, tools must be ToolDefinition objects")
+        conversation = Conversation(
+            spoken,
+            thinking_mode=thinking,
+            tools=defined,
+            tool_choice=tool_choice,
+            reasoning_effort=effort_of(reasoning_effort) if thinking else None,
         )
-    else:
-        body: dict[str, Any] = {"model": _MODEL_NAME, "messages": list(messages)}
-        body["thinking"] = {"type": "enabled" if thinking else "disabled"}
-        given = {"reasoning_effort": reasoning_effort, "response_format": response_format, "tools": tools}
-        body |= {name: value for name, value in given.items() if value is not None}
-        if tools:
-            body["tool_choice"] = tool_choice
-        request = ChatCompletionRequest(body, lenient=True).convert(chat_options(version, thinking=thinking))
+        request = ConversationRequest(conversation, _MODELS[_version(version)])
+        request.parsing_options = parsing_options(conversation, chat_options(version), [])
+        return encode_request(request, version, tokenizer)
+    body: dict[str, Any] = {"model": _MODEL_NAME, "messages": list(messages)}
+    body["thinking"] = {"type": "enabled" if thinking else "disabled"}
+    given = {"reasoning_effort": reasoning_effort, "response_format": response_format, "tools": tools}
+    body |= {name: value for name, value in given.items() if value is not None}
+    if tools:
+        body["tool_choice"] = tool_choice
+    request = ChatCompletionRequest(body, lenient=True).convert(chat_options(version, thinking=thinking))
     return encode_request(request, version, tokenizer)
 
 
-def _direct_request(
-    messages: list[Message],
-    tools: list[ToolDefinition],
-    version: Version,
-    thinking: bool,
-    effort: ReasoningEffort | None,
-    tool_choice: ToolChoice,
-) -> ConversationRequest:
-    conversation = Conversation(
-        messages, thinking_mode=thinking, tools=tools, reasoning_effort=effort, tool_choice=tool_choice
-    )
-    request = ConversationRequest(conversation, _MODELS[_version(version)])
-    request.parsing_options = parsing_options(conversation, chat_options(version), [])
-    return request
-
-
-def encode_request(
-    request: ConversationRequest, version: Version, tokenizer: Tokenizer | None = None
-) -> EncodedPrompt:
+def encode_request(request: ConversationRequest, version: Version, tokenizer: Tokenizer | None = None) -> EncodedPrompt:
     """Encode a converted request."""
     encoding = DeepseekV4Encoding() if version == "v4" else DeepseekV41Encoding()
     tokens = request.parsing_options.special_tokens

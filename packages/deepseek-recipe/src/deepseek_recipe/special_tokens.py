@@ -4,7 +4,7 @@ Which ids they have is the tokenizer's business.
 """
 
 from enum import Enum
-from typing import Final
+from typing import Final, override
 
 IMAGE_SPECIAL_TOKEN_ID: Final = 129264
 """The id of V4.1's released image token, `<｜deepseek_image｜>`."""
@@ -56,7 +56,7 @@ GROUNDING_TOKENS: Final = (
 class SpecialTokens:
     """Spellings of the control tokens; what is not given keeps its default."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a public constructor, all by keyword
         self,
         *,
         bos: str | None = None,
@@ -106,8 +106,10 @@ class SpecialTokens:
         """The spelling of `token`; empty if it was set to the empty string."""
         return self._spellings[token]
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SpecialTokens) and other._spellings == self._spellings
 
+    @override
     def __hash__(self) -> int:
         return hash(tuple(self._spellings.values()))

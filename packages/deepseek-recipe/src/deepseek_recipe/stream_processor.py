@@ -143,9 +143,7 @@ class StreamProcessor:
         ids, logprobs = chunk.token_ids or [], chunk.logprobs
         if logprobs is not None and len(logprobs) != len(ids):
             self.close()
-            raise RuntimeError(
-                f"invalid log probabilities: {len(logprobs)} log probabilities for {len(ids)} token IDs"
-            )
+            raise RuntimeError(f"invalid log probabilities: {len(logprobs)} log probabilities for {len(ids)} token IDs")
         return self._runs.pieces(ids, logprobs)
 
     def _feed(self, pieces: list[Piece]) -> list[Event]:

@@ -5,6 +5,7 @@ Where vocabularies come from is in `vocabulary`; what a prompt looks like is in 
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import tokenizers
@@ -81,8 +82,7 @@ class Tokenizer:
         Raises:
             OSError: if the file cannot be read. ValueError: if it is no tokenizer.json.
         """
-        with open(path, encoding="utf-8") as file:
-            return Tokenizer.from_str(file.read())
+        return Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
 
     @staticmethod
     def from_str(text: str) -> "Tokenizer":
