@@ -6,7 +6,7 @@ The shape of the request is in `chat_shape`; rules of all protocols are in `requ
 from dataclasses import dataclass, field
 
 from deepseek_recipe.chat_shape import ChatBlock, ChatBody, ChatMessage, read_chat, read_chat_leniently
-from deepseek_recipe.conversation import Conversation, ImageSource, Message, ToolCall
+from deepseek_recipe.conversation import ImageSource, Message, ToolCall
 from deepseek_recipe.errors import ConversionError
 from deepseek_recipe.generator_chat import ChatCompletionChunkGenerator
 from deepseek_recipe.options import (
@@ -42,6 +42,7 @@ from deepseek_recipe.request_rules import (
 from deepseek_recipe.request_tools import (
     ChosenTools,
     RequestedChoice,
+    build_conversation,
     check_strictness,
     check_tool_name,
     check_tools,
@@ -115,16 +116,7 @@ def _convert(body: ChatBody, options: ConversionOptions) -> ConversationRequest:
         raise ConversionError("stream_options should be set along with stream = true")
     constraint = wanted.constraint()
     check_strictness(chosen, body.response_format is not None)
-    conversation = Conversation(
-        messages,
-        thinking_mode=conversion.thinking,
-        tools=chosen.tools,
-        tool_choice=chosen.choice,
-        reasoning_effort=conversion.effort,
-        response_format="json_object" if wanted.kind == "json_object" else "text",
-        response_schema=wanted.schema,
-        response_regex=wanted.regex,
-    )
+    conversation = build_conversation(conversion, messages, chosen, wanted)
     request = ConversationRequest(conversation, conversion.version)
     request.inference_options = _inference(body, conversion, chosen, tool_constraint(chosen) or constraint)
     request.parsing_options = parsing_options(conversation, options, stops)

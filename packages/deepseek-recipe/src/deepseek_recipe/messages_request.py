@@ -3,7 +3,7 @@
 The shape of the request is in `messages_shape`, its messages are converted in `messages_history`.
 """
 
-from deepseek_recipe.conversation import Conversation, Message
+from deepseek_recipe.conversation import Message
 from deepseek_recipe.errors import ConversionError
 from deepseek_recipe.generator_messages import MessagesChunkGenerator
 from deepseek_recipe.messages_history import History
@@ -18,6 +18,7 @@ from deepseek_recipe.options import (
 from deepseek_recipe.request_body import OneUse, RequestBody, read_body
 from deepseek_recipe.request_rules import (
     Conversion,
+    WantedFormat,
     check_max_tokens,
     check_stops,
     check_temperature_and_top_p,
@@ -27,9 +28,10 @@ from deepseek_recipe.request_rules import (
     start_conversion,
 )
 from deepseek_recipe.request_tools import (
-    ChosenTools,
     RequestedChoice,
     RequestedTool,
+    announce,
+    build_conversation,
     check_tool_name,
     check_tools,
     choose_tools,
@@ -83,13 +85,7 @@ def _convert(body: MessagesBody, options: ConversionOptions) -> ConversationRequ
     stops = check_stops(body.stop_sequences or [])
     check_temperature_and_top_p(body.temperature, body.top_p)
     max_tokens = check_max_tokens(conversion, body.max_tokens, lower=True)
-    conversation = Conversation(
-        announce(messages, chosen),
-        thinking_mode=conversion.thinking,
-        tools=chosen.tools,
-        tool_choice=chosen.choice,
-        reasoning_effort=conversion.effort,
-    )
+    conversation = build_conversation(conversion, announce(messages, chosen), chosen, WantedFormat())
     request = ConversationRequest(conversation, conversion.version)
     temperature, top_p = sampling(conversion, body.temperature, body.top_p, bool(chosen.tools))
     request.inference_options = InferenceOptions(
@@ -139,17 +135,3 @@ def _system(body: MessagesBody) -> list[Message]:
     if texts and texts[0].lower().startswith(_BILLING_HEADER):
         texts = texts[1:]
     return [Message("system", "\n\n".join(texts))]
-
-
-def announce(messages: list[Message], chosen: ChosenTools) -> list[Message]:
-    """Replace the announced names of system messages by the tools that are left; drop messages left with nothing."""
-    tools = {tool.name: tool for tool in chosen.tools}
-    kept = []
-    for message in messages:
-        if message.tools:
-            announced = [tools[tool.name] for tool in message.tools if tool.name in tools]
-            if not announced and not message.content:
-                continue
-            message = message.changed(tools=announced)
-        kept.append(message)
-    return kept

@@ -6,12 +6,12 @@ What a tool looks like in a request is the business of the protocol's module.
 import re
 from typing import Final, Literal, NamedTuple
 
-from deepseek_recipe.conversation import ToolDefinition
+from deepseek_recipe.conversation import Conversation, Message, ToolDefinition
 from deepseek_recipe.errors import ConversionError
 from deepseek_recipe.json_reader import Json
 from deepseek_recipe.json_writer import compact_json
 from deepseek_recipe.options import OutputConstraint
-from deepseek_recipe.request_rules import Conversion, empty_string
+from deepseek_recipe.request_rules import Conversion, WantedFormat, empty_string
 from deepseek_recipe.schema_check import check_function_schema
 from deepseek_recipe.schema_strict import EMPTY_OBJECT, StrictSchemaError, normalise_schema
 from deepseek_recipe.schema_vocabulary import SchemaError
@@ -162,3 +162,33 @@ def _shown(tool: ToolDefinition) -> Json:
     }
     shown: Json = {"type": "function", "function": function}
     return shown | {"defer_loading": True} if tool.defer_loading else shown
+
+
+def announce(messages: list[Message], chosen: ChosenTools) -> list[Message]:
+    """Replace the announced names of system messages by the tools that are left; drop messages left with nothing."""
+    tools = {tool.name: tool for tool in chosen.tools}
+    kept = []
+    for message in messages:
+        if message.tools:
+            announced = [tools[tool.name] for tool in message.tools if tool.name in tools]
+            if not announced and not message.content:
+                continue
+            message = message.changed(tools=announced)
+        kept.append(message)
+    return kept
+
+
+def build_conversation(
+    conversion: Conversion, messages: list[Message], chosen: ChosenTools, wanted: WantedFormat
+) -> Conversation:
+    """Put together what has been converted and checked."""
+    return Conversation(
+        messages,
+        thinking_mode=conversion.thinking,
+        tools=chosen.tools,
+        tool_choice=chosen.choice,
+        reasoning_effort=conversion.effort,
+        response_format="json_object" if wanted.kind == "json_object" else "text",
+        response_schema=wanted.schema,
+        response_regex=wanted.regex,
+    )

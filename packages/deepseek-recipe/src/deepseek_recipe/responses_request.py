@@ -3,11 +3,10 @@
 The shape of the request is in `responses_shape`, its items are converted in `responses_history`.
 """
 
-from deepseek_recipe.conversation import Conversation, Message
+from deepseek_recipe.conversation import Message
 from deepseek_recipe.echo import EchoDetails, ResponsesEcho
 from deepseek_recipe.errors import ConversionError
 from deepseek_recipe.generator_responses import ResponsesChunkGenerator
-from deepseek_recipe.messages_request import announce
 from deepseek_recipe.options import (
     ConversationRequest,
     ConversionOptions,
@@ -31,6 +30,8 @@ from deepseek_recipe.request_rules import (
 )
 from deepseek_recipe.request_tools import (
     RequestedTool,
+    announce,
+    build_conversation,
     check_strictness,
     check_tools,
     choose_tools,
@@ -163,15 +164,7 @@ def _convert(body: ResponsesBody, options: ConversionOptions) -> ConversationReq
     check_temperature_and_top_p(body.temperature, body.top_p)
     check_top_logprobs(body.top_logprobs)
     max_tokens = check_max_tokens(conversion, body.max_output_tokens)
-    conversation = Conversation(
-        announce(messages, chosen),
-        thinking_mode=conversion.thinking,
-        tools=chosen.tools,
-        tool_choice=chosen.choice,
-        reasoning_effort=conversion.effort,
-        response_format="json_object" if wanted.kind == "json_object" else "text",
-        response_schema=wanted.schema,
-    )
+    conversation = build_conversation(conversion, announce(messages, chosen), chosen, wanted)
     request = ConversationRequest(conversation, conversion.version)
     temperature, top_p = sampling(conversion, body.temperature, body.top_p, bool(chosen.tools))
     request.inference_options = InferenceOptions(

@@ -265,7 +265,12 @@ _DRAFT_2020: Final = Draft(
     ),
     {},
 )
-_SCHEMAS_2019: Final = "additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties propertyNames if then else not"
+_SCHEMAS_2019: Final = " ".join(
+    (
+        "additionalItems additionalProperties contains else if not propertyNames then",
+        "unevaluatedItems unevaluatedProperties",
+    )
+)
 _DRAFT_2019: Final = Draft(
     "2019-09",
     ("boolean", "object"),

@@ -78,28 +78,11 @@ class SpecialTokens:
         polygon: str | None = None,
         polygon_end: str | None = None,
     ) -> None:
-        given = {
-            SpecialToken.Bos: bos,
-            SpecialToken.Eos: eos,
-            SpecialToken.ThinkingStart: thinking_start,
-            SpecialToken.ThinkingEnd: thinking_end,
-            SpecialToken.System: system,
-            SpecialToken.User: user,
-            SpecialToken.Assistant: assistant,
-            SpecialToken.LatestReminder: latest_reminder,
-            SpecialToken.Dsml: dsml,
-            SpecialToken.Image: image,
-            SpecialToken.Ref: ref,
-            SpecialToken.RefEnd: ref_end,
-            SpecialToken.Box: box,
-            SpecialToken.BoxEnd: box_end,
-            SpecialToken.Point: point,
-            SpecialToken.PointEnd: point_end,
-            SpecialToken.Polygon: polygon,
-            SpecialToken.PolygonEnd: polygon_end,
-        }
+        heads = (bos, eos, thinking_start, thinking_end, system, user, assistant, latest_reminder, dsml, image)
+        grounding = (ref, ref_end, box, box_end, point, point_end, polygon, polygon_end)
         self._spellings = {
-            kind: kind.default_str() if spelling is None else spelling for kind, spelling in given.items()
+            kind: kind.default_str() if spelling is None else spelling
+            for kind, spelling in zip(SpecialToken, (*heads, *grounding), strict=True)
         }
 
     def token(self, token: SpecialToken) -> str:
