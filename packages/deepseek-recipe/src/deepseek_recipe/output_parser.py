@@ -45,7 +45,8 @@ class OutputParser:
             return
         start = index = 0
         while index < len(text):
-            if not self._matcher.live and not self._matcher.first:
+            # A search may begin only at the start of a row of newlines: see PatternSet.
+            if not self._matcher.live and not self._matcher.first and text[index - 1 : index + 1] != "\n\n":
                 danger = self.state.patterns.dangers[kind].search(text, index)
                 if danger is None:
                     break

@@ -25,6 +25,11 @@ _PARAMETER: Final = re.compile(r"parameter name=")
 _LOOSE_PARAMETER: Final = re.compile(rf"(?:(?<=<{DSML})|(?<=<{DSML} ))parameter(?=\s)|parameter(?= name=)")
 _CANONICAL: Final = re.compile(r' name="([^"]*)" string="(true|false)"')
 _ATTRIBUTE: Final = re.compile(r"([^\s=\"'>]+)\s*=\s*(?:\"([^\"]*)\"?|'([^']*)'?|([^\s\"'>]+))")
+_TAG_MARK: Final = re.compile(rf"[>\"']|</?{DSML}")
+_MARK_BEGINNING: Final = re.compile(r"</?\Z")
+_VALUE_MARK: Final = re.compile(r"\n?<")
+_HEAD: Final = re.compile(r"[^>\udc00<]*>\s*")
+_HEAD_BEGINNING: Final = re.compile(r"[^>\udc00<]*\Z")
 _TYPE: Final = re.compile(r'(true|false)">')
 _BLOCK_WORDS: Final = ("calls", "tool_calls")
 
@@ -115,9 +120,9 @@ class CallParser:
     def _head(self) -> bool:
         """After the name: a body that is JSON, or parameters."""
         tape = self._tape
-        head = re.compile(r"[^>\udc00<]*>\s*").match(tape.text, tape.at)
+        head = _HEAD.match(tape.text, tape.at)
         if head is None:
-            if tape.final or re.compile(r"[^>\udc00<]*\Z").match(tape.text, tape.at) is None:
+            if tape.final or _HEAD_BEGINNING.match(tape.text, tape.at) is None:
                 self._read = self._arguments
                 return True
             return False
@@ -243,32 +248,32 @@ class CallParser:
         tape = self._tape
         index = tape.at
         while True:
-            found = re.compile(r"[>\"'\udc00]").search(tape.text, index)
+            found = _TAG_MARK.search(tape.text, index)
             if found is None:
-                self._buffer.write(tape.text[tape.at :])
-                tape.at = len(tape.text)
+                held = None if tape.final else _MARK_BEGINNING.search(tape.text, tape.at)
+                end = held.start() if held else len(tape.text)
+                self._buffer.write(tape.text[tape.at : end])
+                tape.at = end
                 return self._broken_tag() if tape.final and not tape.cut else False
             index = found.end()
-            character = found[0]
-            if character == DSML:
-                self._buffer.write(tape.text[tape.at : found.start()].removesuffix("<").removesuffix("</"))
-                tape.at = found.start() - (2 if tape.text[: found.start()].endswith("</") else 1)
-                return self._broken_tag()
-            if character == ">" and not self._tag_quote:
+            mark = found[0]
+            if mark[0] == "<" or (mark == ">" and not self._tag_quote):
                 self._buffer.write(tape.text[tape.at : found.start()])
-                tape.at = index
+                tape.at = found.start() if mark[0] == "<" else index
+                if mark[0] == "<":
+                    return self._broken_tag()
                 self._use_tag(self._buffer.getvalue())
                 return True
-            if character == self._tag_quote:
+            if mark == self._tag_quote:
                 self._tag_quote = ""
-            elif not self._tag_quote and character != ">":
-                self._tag_quote = character
+            elif not self._tag_quote and mark != ">":
+                self._tag_quote = mark
 
     def _broken_tag(self) -> bool:
         """A tag that never ends properly ends at its first `>`; what follows is the value."""
         tag, _, value = self._buffer.getvalue().partition(">")
         tape = self._tape
-        tape.text = value + tape.text[max(tape.at, 0) :]
+        tape.text = value + tape.text[tape.at :]
         tape.at = 0
         self._use_tag(tag)
         return True
@@ -347,7 +352,7 @@ class CallParser:
         """The value of a parameter."""
         tape = self._tape
         while True:
-            found = re.compile(r"\n?<").search(tape.text, tape.at)
+            found = _VALUE_MARK.search(tape.text, tape.at)
             if found is None:
                 end = len(tape.text) - (not tape.final and tape.text.endswith("\n", tape.at))
                 self._take(tape.text[tape.at : end])

@@ -203,7 +203,7 @@ class RepairParser:
 
     def _open_block(self, end: int) -> None:
         tape = self._tape
-        if tape.text.startswith("invoke", end):
+        if tape.text[end - 1] != ">" and self._on("R4"):
             tape.warn("missing_block_opener", "invoke")
         tape.at = end
         self._newlines = 0

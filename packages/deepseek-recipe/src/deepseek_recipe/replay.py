@@ -81,8 +81,8 @@ class CallRecorder:
 
     def block(self) -> Replay:
         """The block from the newlines in front of its opener to its end; empty if it is not complete."""
-        bits = self._bits
-        closers = [i for i, bit in enumerate(bits) if bit == (self._dsml, True) and self._closes(i)]
+        bits = _joined(self._bits)
+        closers = [i for i, bit in enumerate(bits) if bit == (self._dsml, True) and _closes(bits, i)]
         if not closers:
             return ()
         last = closers[-1]
@@ -95,13 +95,15 @@ class CallRecorder:
         newlines = before[len(before.removesuffix("<").rstrip("\n")) :]
         return _joined([(newlines, False), *body[opener:]])
 
-    def _closes(self, index: int) -> bool:
-        before = self._bits[index - 1][0] if index else ""
-        after = self._bits[index + 1][0] if index + 1 < len(self._bits) else ""
-        return before.endswith("</") and after.startswith(("tool_calls>", " calls>"))
+
+def _closes(bits: Replay, index: int) -> bool:
+    """Whether the marker at `index` is the one in the closing tag of a block."""
+    before = bits[index - 1][0] if index else ""
+    after = bits[index + 1][0] if index + 1 < len(bits) else ""
+    return before.endswith("</") and after.startswith(("tool_calls>", " calls>"))
 
 
-def _joined(bits: list[tuple[str, bool]]) -> Replay:
+def _joined(bits: Sequence[tuple[str, bool]]) -> Replay:
     """The bits with neighbouring text joined."""
     joined: list[tuple[str, bool]] = []
     for text, is_special in bits:
