@@ -251,18 +251,27 @@ def _wanted(prompt: str | None, file: Path | None) -> "list[Prompt]":
             raise RequestError("expected a prompt or --prompts FILE, got both: leave one out")
         from deepinfer.prompt_file import read_prompts
 
-        if str(file) == "-":
-            return read_prompts(sys.stdin, "stdin")
-        try:
-            with file.open(encoding="utf-8") as lines:
-                return read_prompts(lines, str(file))
-        except OSError as error:
-            raise RequestError(f"--prompts {file}: {error.strerror}; expected a file of JSON lines") from error
-    if prompt is not None and prompt != "-":
-        return [prompt]
+        return read_prompts(_text(file).split("\n"), "stdin" if str(file) == "-" else str(file))
     if prompt is None and sys.stdin.isatty():
         raise RequestError('expected a prompt: deepinfer generate "Once upon a time", --prompts FILE, or text on stdin')
-    return [sys.stdin.read().removesuffix("\n")]
+    if prompt is None or prompt == "-":
+        return [_text(Path("-")).removesuffix("\n")]
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the prompt is expected in UTF-8: check the encoding of the terminal") from error
+    return [prompt]
+
+
+def _text(file: Path) -> str:
+    """Read a file, or stdin for "-"; raises RequestError."""
+    name = "stdin" if str(file) == "-" else str(file)
+    try:
+        return (sys.stdin.buffer.read() if name == "stdin" else file.read_bytes()).decode()
+    except OSError as error:
+        raise RequestError(f"{name}: {error.strerror}; expected a file of prompts") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name}: expected UTF-8, byte {error.start} is {error.object[error.start]:#x}") from error
 
 
 @contextmanager

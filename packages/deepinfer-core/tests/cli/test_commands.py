@@ -57,6 +57,19 @@ def test_generate_continues_a_file_in_its_order(tmp_path: Path, greedy: str) -> 
     assert text.stdout == "".join(completion["text"] + "\n" for completion in completions)
 
 
+def test_a_line_separator_inside_a_prompt_ends_no_line() -> None:
+    lines = json.dumps("one\u2028two", ensure_ascii=False) + "\n"
+    result = run("generate", "--prompts", "-", "--max-tokens", "1", "--json", text=lines)
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_text_that_is_not_utf_8_is_told() -> None:
+    result = CliRunner(env={"DEEPINFER_ACCELERATOR": "cpu"}).invoke(app, ["generate"], input=b"caf\xe9")
+    assert result.exit_code == 2
+    assert "error: stdin: expected UTF-8, byte 3 is 0xe9" in result.stderr
+    assert "the prompt is expected in UTF-8" in run("generate", "caf\udce9").stderr
+
+
 def test_one_bad_prompt_is_told_and_the_others_go_on(tmp_path: Path, greedy: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(f'""\n"{PROMPT}"\n')

@@ -71,6 +71,9 @@ FAULTS = [
         ("generate", "--prompts", "gone.jsonl"),
         ("gone.jsonl: No such",),
     ),
+    Fault(
+        COMMANDS, "a file that is not UTF-8", ("generate", "--prompts", "LATIN"), ("expected UTF-8, byte 1 is 0xe9",)
+    ),
     Fault(COMMANDS, "a prompt and a file of prompts", ("generate", "x", "--prompts", "y.jsonl"), ("got both",)),
     Fault(
         COMMANDS, "a memory size without sense", ("plan", "tiny", "--memory", "much"), ("memory is expected as 141GB",)
@@ -82,9 +85,10 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what.replace(" ", "-"))
 def test_fault_has_its_message(fault: Fault, tmp_path: Path, errors_page: Any) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "latin.jsonl").write_bytes('"é"'.encode("latin-1"))
+    places = {"FULL": str(tmp_path), "LATIN": str(tmp_path / "latin.jsonl")}
     environment = {"DEEPINFER_ACCELERATOR": "cpu", "DEEPINFER_HF_MODEL_DIR": "", **dict(fault.environment)}
-    command = [str(tmp_path) if word == "FULL" else word for word in fault.command]
+    command = [places.get(word, word) for word in fault.command]
     result = CliRunner(env=environment).invoke(app, command, input=fault.stdin)
     assert result.exit_code == FAILED[fault.section]
     (message,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
