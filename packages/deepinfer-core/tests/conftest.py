@@ -5,7 +5,6 @@ What stands in a golden folder and where its numbers come from: `data/golden/REA
 
 import lzma
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +15,7 @@ import pytest
 import torch
 
 from .errors_page import ErrorsPage
-
-GOLDEN = Path(__file__).parent / "data" / "golden"
+from .golden import GOLDEN, unpack, unpack_folder
 
 
 @pytest.fixture(scope="session")
@@ -25,20 +23,17 @@ def golden_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """Return a function that unpacks one golden checkpoint, such as "v41-a", and returns its folder (read only)."""
 
     @cache
-    def unpack(name: str) -> Path:
-        root = tmp_path_factory.mktemp("golden")
-        with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
-            archive.extractall(root, filter="data")
-        return root / name
+    def unpack_once(name: str) -> Path:
+        return unpack_folder(GOLDEN / f"{name}.tar.xz", tmp_path_factory.mktemp("golden"))
 
-    return unpack
+    return unpack_once
 
 
 @pytest.fixture(scope="session")
 def golden_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of formats.safetensors: inputs and results of every number format."""
     path = tmp_path_factory.mktemp("golden") / "formats.safetensors"
-    path.write_bytes(lzma.decompress((GOLDEN / "formats.safetensors.xz").read_bytes()))
+    path.write_bytes(unpack(lzma.decompress((GOLDEN / "formats.safetensors.packed.xz").read_bytes())))
     return path
 
 
