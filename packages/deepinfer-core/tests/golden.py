@@ -140,7 +140,7 @@ def _elements(entry: Mapping[str, Any]) -> int:
 
 
 def _uniform(seed: int, count: int) -> NDArray[np.float64]:
-    """The numbers in [0, 1) that torch takes from its generator, the one that numpy keeps as RandomState: 24 bits each."""
+    """The numbers in [0, 1) that torch takes from its generator, which is numpy's RandomState: 24 bits each."""
     words = np.random.RandomState(seed).randint(0, 2**32, count, dtype=np.uint32)
     return (words & 0xFFFFFF).astype(np.float64) * 2.0**-24
 

@@ -1,15 +1,20 @@
 """Damaged checkpoints: each fault ends with a message that names file and tensor, and `docs/errors.md` shows it."""
 
 import json
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -349,3 +354,23 @@ def test_unreadable_file_is_named(sound: Path, tmp_path: Path) -> None:
     (folder / WEIGHTS).symlink_to("nowhere")
     with pytest.raises(CheckpointError, match="no weights"):
         load(folder)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_damaged_header_never_does_worse(sound: Path, data: st.DataObject) -> None:
+    """Any change to a header is refused with a message, or is one that does not matter."""
+    intact = (sound / "v4" / WEIGHTS).read_bytes()
+    length = int.from_bytes(intact[:8], "little")
+    damaged = bytearray(intact)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        shutil.copytree(sound / "v4", path, copy_function=os.symlink)
+        (path / WEIGHTS).unlink()
+        (path / WEIGHTS).write_bytes(damaged)
+        with suppress(CheckpointError):
+            checkpoint = open_checkpoint(path)
+            for name in checkpoint.tensors:
+                checkpoint.read(name)
