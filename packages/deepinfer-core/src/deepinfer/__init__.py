@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from deepinfer.errors import AcceleratorError, CheckpointError, ConfigError, DeepInferError, RequestError
 
 if TYPE_CHECKING:
-    from deepinfer.engine.request import Completion, SamplingParams
-    from deepinfer.llm import LLM, Increment
+    from deepinfer.engine.request import Completion, Increment, SamplingParams
+    from deepinfer.llm import LLM
 
 __all__ = [
     "LLM",
@@ -32,7 +32,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "deepinfer.llm",
-    "Increment": "deepinfer.llm",
+    "Increment": "deepinfer.engine.request",
     "Completion": "deepinfer.engine.request",
     "SamplingParams": "deepinfer.engine.request",
 }

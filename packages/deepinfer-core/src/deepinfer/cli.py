@@ -23,7 +23,8 @@ from deepinfer.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deepinfer.llm import Increment, Prompt
+    from deepinfer.engine.request import Increment
+    from deepinfer.llm import Prompt
 
 TINY = "tiny"
 
@@ -64,6 +65,7 @@ Environment:
 def app(context: click.Context) -> None:
     """Inference for DeepSeek-V4.1-Flash and V4-Flash: exact, then fast."""
     with reported():
+        show_log("warning")  # until the environment says otherwise: it may be what is wrong
         context.obj = read_environment()
         show_log(context.obj.log_level)
         prepare_for_torch()

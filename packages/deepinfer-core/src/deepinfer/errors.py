@@ -23,7 +23,7 @@ class AcceleratorError(DeepInferError):
 
 
 class CheckpointError(DeepInferError):
-    """A checkpoint that is missing, incomplete, damaged or of an unknown architecture; names the file and the tensor."""
+    """A checkpoint that is missing, incomplete, damaged or of an unknown architecture; names file and tensor."""
 
 
 class RequestError(DeepInferError):

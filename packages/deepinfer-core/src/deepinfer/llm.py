@@ -3,11 +3,12 @@
 Running requests is the `Engine`'s; reading the environment is `environment.py`'s, for callers who want that.
 """
 
+import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -25,8 +26,9 @@ from deepinfer.engine.config import (
     resolve_precision,
 )
 from deepinfer.engine.engine import Engine
-from deepinfer.engine.request import Completion, FinishReason, Logprobs, Progress, Request, SamplingParams
+from deepinfer.engine.request import Completion, Increment, Logprobs, Progress, Request, SamplingParams
 from deepinfer.errors import ConfigError, RequestError
+from deepinfer.installation import check_recipe
 from deepinfer.model.checkpoint import Checkpoint, open_checkpoint
 from deepinfer.model.deepseek import DeepSeek
 from deepinfer.model.draft import DraftStages
@@ -34,6 +36,10 @@ from deepinfer.model.kv_cache import cache_layout
 from deepinfer.model.plan import make_plan
 from deepinfer.model.weights import Progress as LoadingProgress
 from deepinfer.model.weights import Weights
+
+if TYPE_CHECKING:
+    from deepinfer.chat import ChatFormat, ChatStream
+    from deepseek_recipe import Message
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 """A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -46,22 +52,6 @@ HOST_CACHE_BYTES = 1 << 30
 """Cache in host memory, which the rest of the machine needs too, unless the caller says how much may be taken."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Increment:
-    """What one step added to the completion of prompt number `index` of the call.
-
-    `text` and `token_ids` are new; all texts of a prompt, joined, are its completion's.  The last increment has the
-    whole `completion`.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: Logprobs | None = None
-    finish_reason: FinishReason | None = None
-    completion: Completion | None = None
 
 
 class LLM:
@@ -115,6 +105,7 @@ class LLM:
         network, self.draft_stages = _load(checkpoint, opened, ops, progress)
         self.engine = Engine(self.config, checkpoint.config, network, ops, self.tokenizer)
         self._mail: dict[int, list[Progress]] = {}
+        self._format: ChatFormat | None = None
 
     @overload
     def generate(
@@ -164,6 +155,64 @@ class LLM:
             return increments
         ended = {step.index: step.completion for step in increments if step.completion is not None}
         return [ended[index] for index in range(len(inputs))]
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence["dict[str, Any] | Message"],
+        tools: Sequence[dict[str, Any]] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        **choices: Any,
+    ) -> "Message": ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence["dict[str, Any] | Message"],
+        tools: Sequence[dict[str, Any]] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        **choices: Any,
+    ) -> "ChatStream": ...
+
+    def chat(
+        self,
+        messages: Sequence["dict[str, Any] | Message"],
+        tools: Sequence[dict[str, Any]] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        **choices: Any,
+    ) -> "Message | ChatStream":
+        """Answer a conversation, with the prompt and the parsing of the DeepSeek API; V4 or V4.1 by the checkpoint.
+
+        messages, tools  as in Chat Completions, or `deepseek_recipe` objects; answers can be appended as they are
+        sampling_params  None = `SamplingParams(max_tokens=None)`
+        stream           return a `ChatStream` of increments as they come instead of the whole message
+        choices          thinking=True, reasoning_effort, tool_choice, response_format, as `deepseek_recipe.encode_chat`
+
+        Raises RequestError for a conversation that the API would refuse or that does not fit, AcceleratorError when
+        deepseek-recipe is missing or a stranger's, CheckpointError when the model has no tokenizer.json.
+        """
+        chat_format = self._chat_format()
+        prompt = chat_format.encode(messages, tools, **choices)
+        params = sampling_params or SamplingParams(max_tokens=None)
+        steps = self.generate({"prompt_token_ids": prompt.token_ids}, params, stream=True)
+        answer: ChatStream = self._chat_module().ChatStream(steps, chat_format.parser(prompt))
+        return answer if stream else answer.read().message
+
+    def _chat_format(self) -> "ChatFormat":
+        if self._format is None:
+            self._format = self._chat_module().ChatFormat(self.tokenizer, self.model_config)
+        return self._format
+
+    def _chat_module(self) -> Any:
+        """The module that needs deepseek-recipe, by name: everything else works without that wheel."""
+        check_recipe()
+        return importlib.import_module("deepinfer.chat")
 
     def _run(self, prompts: list[Prompt], params: list[SamplingParams]) -> Iterator[Increment]:
         """Add all requests, step until they have ended, yield what each gains; on the way out abort what is left."""

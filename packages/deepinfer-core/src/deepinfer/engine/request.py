@@ -1,4 +1,4 @@
-"""What a caller asks and what it gets: `SamplingParams`, `Request`, `Progress`, `Completion`.
+"""What a caller asks and what it gets: `SamplingParams`, `Request`, `Progress`, `Completion`, `Increment`.
 
 Running a request is the `Scheduler`'s; turning text into prompt ids and `Progress` into `Completion` is `llm.py`'s.
 """
@@ -167,3 +167,19 @@ class Completion:
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int = 0
     decoder_replay: int | None = None
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What one step added to the completion of prompt number `index` of the call.
+
+    `text` and `token_ids` are new; all texts of a prompt, joined, are its completion's.  The last increment has the
+    whole `completion`.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    completion: Completion | None = None

@@ -21,6 +21,46 @@ from deepinfer.model.config import (
 )
 
 RATIOS = {"deepseek_v41": (0, 1, 2), "deepseek_v4": (0, 4, 128)}
+"""Architectures that this engine runs, with the compression ratios of their layers."""
+
+ONLY_KIND = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "dspark_target_attn_input": True,
+}
+"""Keys that change the computation, with the only value that is computed here."""
+
+INTEGERS = {
+    "vocab_size": "vocab_size",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "head_dim": "head_dim",
+    "q_rank": "q_lora_rank",
+    "o_rank": "o_lora_rank",
+    "o_groups": "o_groups",
+    "window": "sliding_window",
+    "max_positions": "max_position_embeddings",
+    "intermediate": "moe_intermediate_size",
+    "experts": "n_routed_experts",
+    "top_k": "num_experts_per_tok",
+    "index_heads": "index_n_heads",
+    "index_dim": "index_head_dim",
+    "index_top_k": "index_topk",
+    "streams": "hc_mult",
+    "sinkhorn_iters": "hc_sinkhorn_iters",
+}
+NUMBERS = {
+    "eps": "rms_norm_eps",
+    "routed_scale": "routed_scaling_factor",
+    "swiglu_limit": "swiglu_limit",
+    "hc_eps": "hc_eps",
+}
+"""Fields of `ModelConfig` that are a key of config.json as it stands."""
 
 
 class _Keys:
@@ -96,61 +136,34 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
             f"this engine runs {' and '.join(RATIOS)}"
         )
     top = _Keys(values, where)
-    text = top.section("text_config") if kind == "deepseek_v41" else top
-    for key, allowed in (
-        ("hidden_act", "silu"),
-        ("attention_bias", False),
-        ("tie_word_embeddings", False),
-        ("num_key_value_heads", 1),
-        ("n_shared_experts", 1),
-        ("scoring_func", "sqrtsoftplus"),
-        ("topk_method", "noaux_tc"),
-        ("dspark_target_attn_input", True),
-    ):
-        text.must_be(key, allowed)
     v41 = kind == "deepseek_v41"
+    text = top.section("text_config") if v41 else top
+    for key, allowed in ONLY_KIND.items():
+        text.must_be(key, allowed)
     engram = _engram(text) if v41 else None
+    sizes: dict[str, Any] = {field: text.integer(key) for field, key in INTEGERS.items()}
+    sizes |= {field: text.number(key) for field, key in NUMBERS.items()}
     config = ModelConfig(
+        **sizes,
         family=kind,
-        vocab_size=text.integer("vocab_size"),
-        hidden=text.integer("hidden_size"),
-        heads=text.integer("num_attention_heads"),
-        head_dim=text.integer("head_dim"),
-        q_rank=text.integer("q_lora_rank"),
-        o_rank=text.integer("o_lora_rank"),
-        o_groups=text.integer("o_groups"),
-        eps=text.number("rms_norm_eps"),
-        window=text.integer("sliding_window"),
-        max_positions=text.integer("max_position_embeddings"),
         rope=_rope(text),
         layers=_layers_v41(text, engram) if v41 else _layers_v4(text),
-        intermediate=text.integer("moe_intermediate_size"),
-        experts=text.integer("n_routed_experts"),
         shared_experts=text.integer("n_shared_experts", 1),
-        top_k=text.integer("num_experts_per_tok"),
-        routed_scale=text.number("routed_scaling_factor"),
-        swiglu_limit=text.number("swiglu_limit"),
         normalize_top_k=text.flag("norm_topk_prob", True),
-        index_heads=text.integer("index_n_heads"),
-        index_dim=text.integer("index_head_dim"),
-        index_top_k=text.integer("index_topk"),
         candidate_blocks=text.integer("candidate_topk_blocks", 1),
         candidate_block_size=text.integer("candidate_block_size", 1),
-        streams=text.integer("hc_mult"),
-        sinkhorn_iters=text.integer("hc_sinkhorn_iters"),
-        hc_eps=text.number("hc_eps"),
         hc_shifted=text.flag("hc_shifted", v41),
         q_head_norm=not v41,
         hadamard=not v41,
-        fp4_entries=text.flag("use_fp4_sparse_kv", True) if v41 else False,
+        fp4_entries=v41 and text.flag("use_fp4_sparse_kv", True),
         engram=engram,
         quant=_quant(top),
         draft=_draft(text) if v41 else None,
         draft_layers_declared=text.integer("num_nextn_predict_layers", 0, minimum=0),
-        vision=_vision(top) if values.get("vision_config") is not None else None,
+        vision=_vision(top) if _has(top, "vision_config") else None,
         bos_token_id=top.integer("bos_token_id", 0, minimum=0),
         eos_token_ids=_eos(top),
-        image_token_id=top.integer("image_token_id", minimum=0) if values.get("image_token_id") is not None else None,
+        image_token_id=top.integer("image_token_id", minimum=0) if _has(top, "image_token_id") else None,
     )
     _check_sizes(config, text)
     return config
@@ -193,20 +206,8 @@ def _layers_v41(text: _Keys, engram: EngramHashConfig | None) -> tuple[LayerConf
     count = text.integer("num_hidden_layers")
     ratios = _ratios(text, count, "deepseek_v41")
     kv_sources = _sources(text, "kv_source_layer_ids", count)
-    index_sources = _sources(text, "index_source_layer_ids", count)
-    if not set(kv_sources) <= set(index_sources):
-        raise text.fail("index_source_layer_ids", f"to hold every one of kv_source_layer_ids {list(kv_sources)}")
-    key_sources = text.integers("index_k_source_layer_ids", list(kv_sources))
-    if key_sources != kv_sources:
-        raise text.fail("index_k_source_layer_ids", f"equal to kv_source_layer_ids {list(kv_sources)}")
-    candidate = (
-        text.integer("candidate_source_layer_id", minimum=0) if _has(text, "candidate_source_layer_id") else None
-    )
-    if candidate is not None and candidate not in index_sources:
-        raise text.fail("candidate_source_layer_id", f"one of index_source_layer_ids {list(index_sources)}")
-    if candidate is not None:
-        text.integer("candidate_topk_blocks")
-        text.integer("candidate_block_size")
+    index_sources = _index_sources(text, count, kv_sources)
+    candidate = _candidate_source(text, index_sources)
     tables = text.integers("engram_num_embeddings") if engram else ()
     layers = []
     for index in range(count):
@@ -231,6 +232,26 @@ def _layers_v41(text: _Keys, engram: EngramHashConfig | None) -> tuple[LayerConf
             )
         )
     return tuple(layers)
+
+
+def _index_sources(text: _Keys, count: int, kv_sources: tuple[int, ...]) -> tuple[int, ...]:
+    sources = _sources(text, "index_source_layer_ids", count)
+    if not set(kv_sources) <= set(sources):
+        raise text.fail("index_source_layer_ids", f"to hold every one of kv_source_layer_ids {list(kv_sources)}")
+    if text.integers("index_k_source_layer_ids", list(kv_sources)) != kv_sources:
+        raise text.fail("index_k_source_layer_ids", f"equal to kv_source_layer_ids {list(kv_sources)}")
+    return sources
+
+
+def _candidate_source(text: _Keys, index_sources: tuple[int, ...]) -> int | None:
+    if not _has(text, "candidate_source_layer_id"):
+        return None
+    candidate = text.integer("candidate_source_layer_id", minimum=0)
+    if candidate not in index_sources:
+        raise text.fail("candidate_source_layer_id", f"one of index_source_layer_ids {list(index_sources)}")
+    text.integer("candidate_topk_blocks")
+    text.integer("candidate_block_size")
+    return candidate
 
 
 def _candidate_role(index: int, owns_index: bool, candidate: int | None) -> Literal["source", "reader"] | None:
