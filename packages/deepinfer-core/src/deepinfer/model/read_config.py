@@ -237,7 +237,7 @@ def _layers_v41(text: _Keys, engram: EngramHashConfig | None) -> tuple[LayerConf
 def _index_sources(text: _Keys, count: int, kv_sources: tuple[int, ...]) -> tuple[int, ...]:
     sources = _sources(text, "index_source_layer_ids", count)
     if not set(kv_sources) <= set(sources):
-        raise text.fail("index_source_layer_ids", f"to hold every one of kv_source_layer_ids {list(kv_sources)}")
+        raise text.fail("index_source_layer_ids", f"a list with every one of kv_source_layer_ids {list(kv_sources)}")
     if text.integers("index_k_source_layer_ids", list(kv_sources)) != kv_sources:
         raise text.fail("index_k_source_layer_ids", f"equal to kv_source_layer_ids {list(kv_sources)}")
     return sources
@@ -309,11 +309,11 @@ def _source_of(
     source = max((s for s in sources if s <= index), default=None)
     if source is None:
         raise text.fail(
-            key, f"to name a layer at or before {index}, which has ratio {ratio}: a source never lies ahead"
+            key, f"such that layer {index} (ratio {ratio}) has a source at or before it: a source never lies ahead"
         )
     if ratios[source] != ratio:
         raise text.fail(
-            key, f"to give layer {index} (ratio {ratio}) a source of its ratio, not {source} ({ratios[source]})"
+            key, f"such that layer {index} (ratio {ratio}) has a source of its ratio, not {source} ({ratios[source]})"
         )
     return source
 
