@@ -26,6 +26,8 @@ from deepinfer.model.kv_cache import KVCache
 from deepinfer.model.read_config import parse_config
 from deepinfer.model.tiny import tiny_config
 
+torch.set_num_threads(1)  # sums this small cost more to share than to do
+
 Hashes = NDArray[np.uint64]
 
 PRECISION = Precision(torch.float32, round_inputs=False, cache="model")

@@ -147,7 +147,7 @@ class BatchBuilder:
         return recent
 
     def _groups(self, positions: Integers, blocks: Integers) -> list[Integers]:
-        """For each ratio the rows that complete a group, and the slots of their entries; `blocks` [T]: each row's own."""
+        """For each ratio the rows that complete a group, and where their entries go; `blocks` [T] holds each row's."""
         tokens = blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS
         arrays: list[Integers] = []
         for ratio in self._ratios:

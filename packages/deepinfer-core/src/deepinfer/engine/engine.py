@@ -85,7 +85,7 @@ class Engine:
             seed=derive_seed(self.config.seed, request.index) if params.seed is None else params.seed,
             tokens=prompt,
             decoder_start=0 if replay is None else max(0, len(prompt) - replay),
-            limit=len(prompt) + (room if params.max_tokens is None else params.max_tokens),
+            limit=room if params.max_tokens is None else params.max_tokens,
             stop_ids=frozenset(params.stop_token_ids).union(
                 () if params.ignore_eos else self.model_config.eos_token_ids
             ),

@@ -78,7 +78,8 @@ class Scheduler:
         for i in readers:
             start, done = int(starts[i]), self._table[rows[i]].prompt_rows or 0
             logit_counts[i] = max(start + int(counts[i]) - max(start, done), 0)
-        return Plan(rows, starts, counts, logit_counts, samples, tuple(i for i in readers if logit_counts[i]))
+        decoding = not readers and bool((samples & (counts == 1)).all())
+        return Plan(rows, starts, counts, logit_counts, samples, tuple(i for i in readers if logit_counts[i]), decoding)
 
     def commit(self, plan: Plan, sampled: Sampled) -> list[Progress]:
         """Append the new tokens, free what is no longer needed, and return what each request gained."""
@@ -95,8 +96,9 @@ class Scheduler:
         for row, token in zip(drawn.tolist(), sampled.token_ids.tolist(), strict=True):
             sequence = table[row]
             text, reason, stop = sequence.take(token)
-            rows, prompt_rows = sampled.logprobs.get(row), sampled.prompt_logprobs.get(row)
-            progress.append(Progress(sequence.id, (token,), text, reason, stop, None, rows, prompt_rows))
+            logprobs = sampled.logprobs.get(row) if sampled.logprobs else None
+            prompt_logprobs = sampled.prompt_logprobs.get(row) if sampled.prompt_logprobs else None
+            progress.append(Progress(sequence.id, (token,), text, reason, stop, None, logprobs, prompt_logprobs))
             if reason is not None:
                 self._release(row)
         self._release_windows()

@@ -25,7 +25,7 @@ class Sequence:
     seed           of its noise, resolved
     tokens         ids to compute: the prompt, and after a preemption what was generated before it
     decoder_start  first position that runs the decoder half: fixed at admission, kept through recomputation
-    limit          length at which it ends
+    limit          how many tokens it generates at most
     stop_ids       tokens that end it
     text           None where there is no tokenizer
     prompt_rows    prompt positions whose log-probabilities were handed out; None = none are wanted
@@ -57,10 +57,12 @@ class Sequence:
         self.generated.append(token)
         if token in self.stop_ids:
             return self._rest(), "stop", token
-        text = "" if self.text is None else self.text.push(token)
-        if self.text is not None and self.text.stop is not None:
-            return text, "stop", self.text.stop
-        if self.prompt_length + len(self.generated) < self.limit:
+        text = ""
+        if self.text is not None:
+            text = self.text.push(token)
+            if self.text.stop is not None:
+                return text, "stop", self.text.stop
+        if len(self.generated) < self.limit:
             return text, None, None
         text += self._rest()
         stop = None if self.text is None else self.text.stop
