@@ -3,7 +3,9 @@
 Headers are `headers.py`'s, downloading is `download.py`'s, turning tensors into packed weights is `weights.py`'s.
 """
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -52,16 +54,15 @@ class Checkpoint:
         self.tensors: Mapping[str, StoredTensor] = read_headers(folder)
         check_tensors(self.tensors, self.specs, self.config)
         self._files: dict[Path, safe_open] = {}
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def tiny(cls) -> "Checkpoint":
         """Make the embedded tiny model in a temporary folder, which is removed with the returned object."""
-        temporary = tempfile.TemporaryDirectory(prefix="deepinfer-tiny-")
-        folder = Path(temporary.name) / TINY
+        temporary = tempfile.mkdtemp(prefix="deepinfer-tiny-")
+        folder = Path(temporary) / TINY
         write_tiny(folder)
         checkpoint = cls(folder)
-        checkpoint._temporary = temporary
+        weakref.finalize(checkpoint, shutil.rmtree, temporary, ignore_errors=True)
         return checkpoint
 
     def read(self, name: str) -> Tensor:
