@@ -81,6 +81,8 @@ def test_one_set_of_parameters_for_each_prompt(llm: LLM) -> None:
     )
     with pytest.raises(RequestError, match="one for each of 2 prompts, got 3"):
         llm.generate(["a", "b"], [GREEDY] * 3)
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams, one or a list, got 'temperature'"):
+        llm.generate("a", {"temperature": 0})  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="prompts must be a text, token ids, an object, or a sequence, got int"):
         llm.generate(5)  # type: ignore[call-overload]
 
@@ -207,3 +209,26 @@ def test_golden_decoder_replay(golden_dir: Callable[[str], Path], name: str) -> 
             tokens = llm.engine.sampler.sample(output, plan)
             llm.engine.scheduler.commit(plan, tokens)
         assert (torch.cat(rows)[-len(wanted) :] - wanted).abs().max() < 1e-4
+
+
+def test_golden_cache_records(golden_dir: Callable[[str], Path]) -> None:
+    """The model's quantised cache moves the logits of the smooth checkpoint by no more than its formats explain."""
+    llm, golden, tensors = _golden(golden_dir, "v41-s-smooth", kv_cache_dtype="auto")
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=-1)
+    completion = llm.generate(golden["prompts"][0], params)[0]
+    wanted = torch.log_softmax(tensors["logits.0@kv_quant"].to(torch.float64), 1)
+    assert isinstance(completion.prompt_logprobs, Tensor)
+    difference = completion.prompt_logprobs[-len(wanted) :] - wanted
+    assert difference.square().mean().sqrt() < 2e-3
+
+
+def test_golden_rounded_inputs(golden_dir: Callable[[str], Path]) -> None:
+    """Rounding inputs to FP8, as trained, moves the logits by 0.05 to 0.10 (rms), for quantised weights."""
+    llm, golden, tensors = _golden(golden_dir, "v41-s-smooth", dtype="auto")
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=-1)
+    completion = llm.generate(golden["prompts"][0], params)[0]
+    first = golden["logits_first_row"][0]
+    wanted = torch.log_softmax(tensors["logits.0"].to(torch.float64), 1)
+    assert isinstance(completion.prompt_logprobs, Tensor)
+    difference = completion.prompt_logprobs[first:] - wanted
+    assert 0.05 < difference.square().mean().sqrt() < 0.10

@@ -146,6 +146,9 @@ class LLM:
             params = [sampling_params or SamplingParams()] * len(inputs)
         else:
             params = list(sampling_params)
+        for one in params:
+            if not isinstance(one, SamplingParams):
+                raise RequestError(f"sampling_params must be SamplingParams, one or a list, got {one!r}")
         if len(params) != len(inputs):
             raise RequestError(
                 f"expected one SamplingParams, or one for each of {len(inputs)} prompts, got {len(params)}"

@@ -233,6 +233,8 @@ def test_an_interrupt_loses_no_token() -> None:
         (Request([3], SamplingParams(stop_token_ids=[40])), "each of stop_token_ids must be an integer, 0 to 39"),
         (Request([3], SamplingParams(stop=[""])), "each stop string must be a text of at least one character"),
         (Request([3], SamplingParams(stop=[5])), "got 5"),  # type: ignore[list-item]
+        (Request([3], SamplingParams(stop=5)), "stop must be a list, got 5"),  # type: ignore[arg-type]
+        (Request([3], SamplingParams(stop_token_ids=5)), "stop_token_ids must be a list, got 5"),  # type: ignore[arg-type]
         (Request([3], SamplingParams(stop="x")), "stop strings need a tokenizer.json"),
     ],
 )

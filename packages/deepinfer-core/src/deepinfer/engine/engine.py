@@ -86,7 +86,7 @@ class Engine:
             tokens=prompt,
             decoder_start=0 if replay is None else max(0, len(prompt) - replay),
             limit=room if params.max_tokens is None else params.max_tokens,
-            stop_ids=frozenset(params.stop_token_ids).union(
+            stop_ids=frozenset(params.stop_token_ids or ()).union(
                 () if params.ignore_eos else self.model_config.eos_token_ids
             ),
             text=None if self._detokenizer is None else TextStream(self._detokenizer, params.stop_strings),

@@ -6,6 +6,7 @@ Running a request is the `Scheduler`'s; turning text into prompt ids and `Progre
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from torch import Tensor
@@ -43,8 +44,8 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     max_tokens: int | None = 16
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
@@ -53,7 +54,7 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def check(self, vocab_size: int) -> None:
         """Raise RequestError for the first value that cannot be honoured."""
@@ -70,7 +71,10 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _integer(name, count, -1, vocab_size, "-1 returns whole rows, None returns nothing")
-        for token in self.stop_token_ids:
+        for name, values in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+            if values is not None and not isinstance(values, Sequence):
+                raise RequestError(f"{name} must be a list, got {values!r}: leave it out for none")
+        for token in self.stop_token_ids or ():
             _integer("each of stop_token_ids", token, 0, vocab_size - 1, f"the vocabulary has {vocab_size} ids")
         for text in self.stop_strings:
             if not isinstance(text, str) or not text:
@@ -78,14 +82,14 @@ class SamplingParams:
 
 
 def _number(name: str, value: float, low: float, high: float, advice: str) -> None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    plain = isinstance(value, Real) and not isinstance(value, bool)
     if not plain or not math.isfinite(value) or not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
         raise RequestError(f"{name} must be a number, {limits}, got {value!r}: {advice}")
 
 
 def _integer(name: str, value: int, low: int, high: int | None, advice: str) -> None:
-    plain = isinstance(value, int) and not isinstance(value, bool)
+    plain = isinstance(value, Integral) and not isinstance(value, bool)
     if not plain or value < low or (high is not None and value > high):
         limits = f"at least {low}" if high is None else f"{low} to {high}"
         raise RequestError(f"{name} must be an integer, {limits}, got {value!r}: {advice}")
