@@ -5,6 +5,7 @@ is known; index scores are small whole numbers, so choices and ties are exact.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,13 @@ from torch import Tensor
 from deepinfer.accelerator.batch import Batch, RecordFormat, RecordView, Rope, Selection
 from deepinfer.accelerator.conformance.case import AUTO, PRECISIONS, Case, Outcome, roundings
 from deepinfer.accelerator.conformance.inputs import (
-    DRAFT_BLOCK,
-    DRAFT_SPANS,
+    DECODE,
+    DRAFT,
+    MIXED,
     SPANS,
     Draw,
     Shapes,
+    Step,
     batch_of,
     distinct,
     formats,
@@ -38,11 +41,9 @@ def attention_cases(sizes: Sequence[Shapes]) -> list[Case]:
         for shapes in distinct(sizes):
             rotation = functools.partial(_rotate, shapes)
             cases.append(Case(Ops.rotate_queries, f"{shapes.name}-{label}", precision, rotation))
-            draft = functools.partial(_draft_block, shapes)
-            cases.append(Case(Ops.attention, f"{shapes.name}-draft-{label}", precision, draft))
-            for ratio in (0, 1, 2, 4, 128):
-                run = functools.partial(_attention, shapes, ratio)
-                cases.append(Case(Ops.attention, f"{shapes.name}-ratio{ratio}-{label}", precision, run))
+            for step, ratio in [(DRAFT, 0), *itertools.product((MIXED, DECODE), (0, 1, 2, 4, 128))]:
+                run = functools.partial(_attention, shapes, step, ratio)
+                cases.append(Case(Ops.attention, f"{shapes.name}-{step.name}-ratio{ratio}-{label}", precision, run))
             for ratio in (1, 2, 4):
                 run = functools.partial(_select, shapes, ratio)
                 cases.append(Case(Ops.select_entries, f"{shapes.name}-ratio{ratio}-{label}", precision, run))
@@ -80,9 +81,7 @@ class _Memory:
     magnitude: Tensor
 
 
-def _fill(
-    ops: Ops, shapes: Shapes, ratio: int, window: RecordFormat, kind: RecordFormat, *, draft: bool = False
-) -> _Memory:
+def _fill(ops: Ops, shapes: Shapes, step: Step, ratio: int, window: RecordFormat, kind: RecordFormat) -> _Memory:
     """Write window KV and entries of all tokens, exactly: rotations by zero, rows of mean square 1, one magnitude."""
     draw = Draw(12)
     still = ropes(ops, shapes.rope)[0]
@@ -91,9 +90,8 @@ def _fill(
     magnitude = draw.plain(shapes.head_dim).abs() / 2 + 0.5
     norm = ops.tensor(magnitude, ops.precision.wide)
     ratios = (ratio,) if ratio else ()
-    step = DRAFT_SPANS if draft else SPANS
-    batch = batch_of(ops, step)
-    for spans, block in ((past(step), 0), (step, DRAFT_BLOCK if draft else 0)):
+    batch = batch_of(ops, step.spans)
+    for spans, block in ((past(step.spans), 0), (step.spans, step.block)):
         batch = prepared(ops, shapes, batch_of(ops, spans, ratios), ratios, block=block)
         signs = ops.tensor(draw.signs(batch.positions.shape[0], shapes.head_dim))
         ops.write_window(signs, norm, 0.0, batch, still, view)
@@ -104,13 +102,13 @@ def _fill(
     return _Memory(view, entries, batch, magnitude.to(torch.float64) * 1.25)
 
 
-def _attention(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
+def _attention(shapes: Shapes, step: Step, ratio: int, ops: Ops) -> Sequence[Outcome]:
     draw = Draw(13)
     sink = draw.wide(shapes.heads)
     rope = ropes(ops, shapes.rope)[1]
     outcomes = []
     for kind in formats(ops, "fp8_group32", "fp4_group16", "fp8_rope"):
-        memory = _fill(ops, shapes, ratio, "fp8_group32" if kind == "fp4_group16" else kind, kind)
+        memory = _fill(ops, shapes, step, ratio, "fp8_group32" if kind == "fp4_group16" else kind, kind)
         q = draw.plain(memory.batch.positions.shape[0], shapes.heads, shapes.head_dim)
         given = ops.tensor(q)
         for name, selection in _selections(ops, memory, ratio).items():
@@ -120,20 +118,6 @@ def _attention(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
                 half = "decoder" if decoder else "encoder"
                 bound = _bound(shapes, memory.magnitude, q)
                 outcomes.append(Outcome(f"{kind}, {name}, {half}", out, *bound))
-    return outcomes
-
-
-def _draft_block(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
-    """The rows of a draft step see those behind them too."""
-    draw = Draw(17)
-    outcomes = []
-    for kind in formats(ops, "fp8_group32"):
-        memory = _fill(ops, shapes, 0, kind, kind, draft=True)
-        q = draw.plain(memory.batch.positions.shape[0], shapes.heads, shapes.head_dim)
-        sink = ops.tensor(draw.wide(shapes.heads), ops.precision.wide)
-        keys = KeySources(memory.window, None, None, decoder=True)
-        out = ops.attention(ops.tensor(q), keys, sink, memory.batch, ropes(ops, shapes.rope)[1])
-        outcomes.append(Outcome(f"{kind}, draft block", out, *_bound(shapes, memory.magnitude, q)))
     return outcomes
 
 

@@ -101,9 +101,24 @@ class Span:
 SPANS = (Span(0, 9), Span(300, 301), Span(120, 141, 130))
 """One step: a short prompt, a decoding sequence, a chunk across a block border whose last rows run the decoder half."""
 
+NEXT_SPANS = tuple(Span(span.end, span.end + 1, span.decoder_start) for span in SPANS)
+"""The step after `SPANS`: one row of each sequence, as in decoding."""
+
 DRAFT_BLOCK = 5
 DRAFT_SPANS = (Span(9, 14), Span(300, 305), Span(126, 131))
 """A draft step: the rows of each sequence see one another, and the window before the first of them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kind of step: its sequences, and the rows of a draft block in each (0 = an ordinary step)."""
+
+    name: str
+    spans: tuple[Span, ...]
+    block: int = 0
+
+
+MIXED, DECODE, DRAFT = Step("mixed", SPANS), Step("decode", NEXT_SPANS), Step("draft", DRAFT_SPANS, DRAFT_BLOCK)
 
 
 def past(spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from deepinfer.accelerator.batch import Batch, RecordView
 from deepinfer.accelerator.conformance.case import AUTO, PRECISIONS, Case, Outcome, roundings
 from deepinfer.accelerator.conformance.inputs import (
+    NEXT_SPANS,
     SPANS,
     Draw,
     Shapes,
@@ -62,7 +63,7 @@ def _window(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
         draw = Draw(6)
         view = records(ops, kind, shapes.head_dim, shapes.rope)
         norm = ops.tensor(draw.plain(shapes.head_dim, scale=2.0), ops.precision.wide)
-        for spans in (past(SPANS), SPANS):
+        for spans in (past(SPANS), SPANS, NEXT_SPANS):
             batch = prepared(ops, shapes, batch_of(ops, spans))
             kv = ops.tensor(draw.signs(batch.positions.shape[0], shapes.head_dim))
             ops.write_window(kv, norm, 0.0, batch, ropes(ops, shapes.rope)[0], view)
@@ -76,7 +77,7 @@ def _entries(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
         for kind in formats(ops, "fp8_group32", "fp4_group16", "fp8_rope", "fp4_group32"):
             draw = Draw(7)
             view = records(ops, kind, shapes.head_dim, shapes.rope, ratio)
-            for spans in (past(SPANS), SPANS):
+            for spans in (past(SPANS), SPANS, NEXT_SPANS):
                 batch = prepared(ops, shapes, batch_of(ops, spans, (ratio,)))
                 latents = ops.tensor(draw.plain(batch.groups[ratio].rows.shape[0], shapes.head_dim, scale=3.0))
                 ops.write_entries(latents, batch, ratio, ropes(ops, shapes.rope)[0], view)
@@ -125,7 +126,7 @@ def _compress(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
     halves = 2 if ratio == 4 else 1
     memory = tail(ops, halves * ratio, halves * shapes.head_dim) if ratio > 1 else None
     outcomes = []
-    for spans, when in ((past(SPANS), "first"), (SPANS, "next")):
+    for spans, when in ((past(SPANS), "first"), (SPANS, "second"), (NEXT_SPANS, "third")):
         batch = prepared(ops, shapes, batch_of(ops, spans, (ratio,)))
         shape = (batch.positions.shape[0], halves * shapes.head_dim)
         values = draw.wide(*shape)
