@@ -96,7 +96,7 @@ def test_tokenizer_is_byte_level_with_the_special_tokens_of_v41() -> None:
     assert open_checkpoint("tiny").config.image_token_id == tokenizer.token_to_id(IMAGE_TOKEN)
 
 
-def test_readable_tokens_outweigh_the_others(tmp_path: Path) -> None:
+def test_words_outweigh_the_other_tokens(tmp_path: Path) -> None:
     write_tiny(tmp_path / "tiny")
     head = load_file(tmp_path / "tiny" / "model.safetensors")["head.weight"].float().norm(dim=1)
     tokenizer = make_tokenizer()

@@ -27,8 +27,8 @@ from deepinfer.model.tiny_tokenizer import IMAGE_TOKEN, SYSTEM_TOKEN, VOCAB_SIZE
 Family = Literal["deepseek_v41", "deepseek_v4"]
 
 LOGIT_SPREAD = 3.0
-"""Standard deviation of the logits of readable tokens; the others' are UNREADABLE times that, so they hardly occur."""
-UNREADABLE = 0.05
+"""Standard deviation of the logits of tokens that begin a word; the others' are MUTED times that and hardly occur."""
+MUTED = 0.05
 
 FP4_SPREAD = 2.93
 """Root mean square of the sixteen E2M1 values."""
@@ -149,7 +149,7 @@ def write_tiny(folder: Path, *, seed: int = 0, family: Family = "deepseek_v41", 
     values = tiny_config(family, quantised=quantised)
     tokenizer = make_tokenizer()
     tensors = _make_tensors(inventory(parse_config(values)), seed)
-    _mute_unreadable(tensors["head.weight"], tokenizer)
+    _mute_all_but_words(tensors["head.weight"], tokenizer)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -188,15 +188,11 @@ def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _mute_unreadable(head: Tensor, tokenizer: Tokenizer) -> None:
-    """Shrink the head's rows of control tokens and of bytes that are no printable text."""
-    texts = tokenizer.decode_batch([[token] for token in range(VOCAB_SIZE)], skip_special_tokens=True)
-    special = tokenizer.get_added_tokens_decoder()
-    readable = [
-        token not in special and text.isascii() and text.isprintable() and any(c.isalpha() for c in text)
-        for token, text in enumerate(texts)
-    ]
-    head[~torch.tensor(readable)] *= UNREADABLE
+def _mute_all_but_words(head: Tensor, tokenizer: Tokenizer) -> None:
+    """Shrink the head's rows of control tokens, bytes and pieces inside words, so that text reads like words."""
+    texts = tokenizer.decode_batch([[token] for token in range(VOCAB_SIZE)], skip_special_tokens=False)
+    words = [text.startswith(" ") and text[1:].isalpha() for text in texts]
+    head[~torch.tensor(words)] *= MUTED
 
 
 def _make_tensors(specs: dict[str, TensorSpec], seed: int) -> dict[str, Tensor]:
