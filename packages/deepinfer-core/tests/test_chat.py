@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from deepseek_recipe import AssistantMessage, IncrementKind, Tokenizer, encode_chat, parse_completion
 
 from deepinfer import LLM, RequestError, SamplingParams
 from deepinfer.errors import AcceleratorError, CheckpointError
 from deepinfer.model.tiny import write_tiny
+from deepseek_recipe import AssistantMessage, IncrementKind, Tokenizer, encode_chat, parse_completion
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
 TOOLS = [

@@ -86,7 +86,7 @@ def batch(config: ModelConfig, ids: list[int], start: int, stop: int, *, first: 
         max_context=stop,
         decoder_rows=decoder_rows,
     )
-    assert BLOCKS * BLOCK_TOKENS >= stop
+    assert stop <= BLOCKS * BLOCK_TOKENS
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The model against golden numbers from an independent reference, layer facts included. The engine's are in test_llm."""
+"""The model against golden numbers from an independent reference, the choices of each layer included."""
 
 import json
 from collections import defaultdict

@@ -1,6 +1,7 @@
 """The definitions against independent formulas: loops over single numbers, on tiny shapes, in float64."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_compression_in_any_chunks(ratio: int, length: int, cuts: set[int], seed
     tail = TailView(*(torch.full((2, tail_tokens(ratio), channels), 9.0, dtype=torch.float64) for _ in range(2)))
     borders = [0, *sorted(cut for cut in cuts if cut < length), length]
     found = []
-    for first, last in zip(borders, borders[1:], strict=False):
+    for first, last in pairwise(borders):
         rows = slice(first, last)
         found.append(OPS.compress(values[rows], scores[rows], prepared(step([(first, last)], ratio)), ratio, tail))
     latents = torch.cat(found)
