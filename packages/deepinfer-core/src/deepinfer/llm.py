@@ -48,7 +48,7 @@ NOT_LOADED = ("vision.", "aligner.", "image_")
 """Tensors whose headers are checked and whose data waits for the image tower."""
 
 MEMORY_FRACTION = 0.9
-HOST_CACHE_BYTES = 1 << 30
+HOST_CACHE_BYTES = 1 << 26
 """Cache in host memory, which the rest of the machine needs too, unless the caller says how much may be taken."""
 
 _log = logging.getLogger(__name__)

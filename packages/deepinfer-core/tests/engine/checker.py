@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch
@@ -32,6 +33,8 @@ Hashes = NDArray[np.uint64]
 
 PRECISION = Precision(torch.float32, round_inputs=False, cache="model")
 REMEMBERED = 1200
+EXAMPLES = settings().max_examples
+"""What the hypothesis profile asks for: a test whose example is a whole run takes a share of it."""
 EMPTY = -7
 
 

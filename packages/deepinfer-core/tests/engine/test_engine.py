@@ -14,6 +14,7 @@ from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
 
 from .checker import (
+    EXAMPLES,
     CheckingModel,
     checked_engine,
     drain,
@@ -69,7 +70,7 @@ def _check(model: ModelConfig, config: EngineConfig, request: Request, gained: l
 
 @pytest.mark.parametrize("model", [V41, V4], ids=["v41", "v4"])
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=EXAMPLES // 4)
 def test_any_schedule_gives_what_a_lone_run_gives(model: ModelConfig, data: st.DataObject) -> None:
     config = data.draw(configs(model))
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), requests(), st.integers(0, 40)), min_size=1, max_size=8))

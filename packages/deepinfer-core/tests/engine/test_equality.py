@@ -25,7 +25,7 @@ from deepinfer.model.deepseek import DeepSeek
 from deepinfer.model.tiny import write_tiny
 from deepinfer.model.weights import Weights
 
-from .checker import drain, engine_config, tokens_of
+from .checker import EXAMPLES, drain, engine_config, tokens_of
 
 PRECISION = Precision(torch.float64, round_inputs=False, cache="model")
 FAMILIES = ["deepseek_v41", "deepseek_v4"]
@@ -85,7 +85,7 @@ def request_lists(draw: st.DrawFn, most: int = 6) -> list[Request]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=6)
+@settings(max_examples=EXAMPLES // 16)
 @given(requests=request_lists(), budget=st.integers(6, 64))
 def test_chunked_prefill_is_whole_prefill(
     loaded: Callable[[str], Loaded], family: str, requests: list[Request], budget: int
@@ -97,7 +97,7 @@ def test_chunked_prefill_is_whole_prefill(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=6)
+@settings(max_examples=EXAMPLES // 16)
 @given(requests=request_lists(8), order=st.randoms(use_true_random=False))
 def test_a_batch_of_one_is_a_batch_of_many_in_any_order(
     loaded: Callable[[str], Loaded], family: str, requests: list[Request], order: object
@@ -113,7 +113,7 @@ def test_a_batch_of_one_is_a_batch_of_many_in_any_order(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=4)
+@settings(max_examples=EXAMPLES // 25)
 @given(seed=st.integers(0, 1000), budget=st.sampled_from([8, 40, 512]))
 def test_preempted_is_not_preempted(loaded: Callable[[str], Loaded], family: str, seed: int, budget: int) -> None:
     tiny = loaded(family)

@@ -11,7 +11,7 @@ from torch import Tensor
 from deepinfer.accelerator.ops.sampling import SamplingRows, derive_seed, filter_logits, gumbel_noise
 from deepinfer.engine.request import Request, SamplingParams
 
-from .checker import checked_engine, drain, engine_config, small_config, small_ops, tokens_of
+from .checker import EXAMPLES, checked_engine, drain, engine_config, small_config, small_ops, tokens_of
 
 OPS = small_ops()
 V41 = small_config()
@@ -125,7 +125,7 @@ def test_greedy_rows_take_the_lowest_of_equals_also_among_others() -> None:
     assert OPS.sample(logits, rows(params, [1, 2], [3, 4])).tolist() == [1, 1]
 
 
-@settings(max_examples=10)
+@settings(max_examples=EXAMPLES // 10)
 @given(order=st.permutations(range(5)), budget=st.integers(5, 90), blocks=st.integers(3, 8))
 def test_a_seeded_request_writes_the_same_whatever_runs_beside_it(order: list[int], budget: int, blocks: int) -> None:
     requests = [

@@ -154,7 +154,7 @@ class BatchBuilder:
             if ratio == 1:
                 arrays += np.arange(len(positions)), tokens
             else:
-                rows = np.flatnonzero((positions + 1) % ratio == 0)
+                rows = ((positions + 1) % ratio == 0).nonzero()[0]
                 arrays += rows, tokens[rows] // ratio
         return arrays
 

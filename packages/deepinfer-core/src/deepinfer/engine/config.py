@@ -34,7 +34,7 @@ class EngineOptions:
     max_num_seqs            sequences that run at once
     max_num_batched_tokens  rows of a step: the budget that prefill chunks and decoding share
     memory_fraction         share of free memory that weights and cache may take, the rest is for activations;
-                            None = 0.9, and of host memory a cache of 1 GiB unless the longest sequence needs more
+                            None = 0.9, and of host memory 64 MiB of entries unless the longest sequence needs more
     seed                    of requests that have none of their own
     """
 
