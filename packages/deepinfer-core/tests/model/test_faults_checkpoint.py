@@ -78,6 +78,25 @@ def edit_file(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], N
     return breaks
 
 
+def edit_header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change the header of model.safetensors, and keep its data as it is."""
+
+    def breaks(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+    return breaks
+
+
+def overlap(header: dict[str, Any]) -> None:
+    """Let one tensor lie where another of its size lies."""
+    header["layers.0.attn_norm.weight"]["data_offsets"] = header["norm.weight"]["data_offsets"]
+
+
 def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -216,6 +235,7 @@ FAULTS = (
         edit_file(WEIGHTS, lambda b: b.replace(b'"dtype":"BF16"', b'"dtypo":"BF16"', 1)),
         ("broken entry in the header",),
     ),
+    Fault("tensors that overlap", edit_header(overlap), ("begins at byte", "expected")),
     Fault("an index that is no JSON", split(edit_file(INDEX, lambda b: b[:50])), (INDEX, "weight_map")),
     Fault("a missing shard", split(remove(SHARDS[1])), (f"missing {SHARDS[1]}", INDEX)),
     Fault(

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,19 @@ def test_the_draft_block_of_v4_is_checked_where_it_is_known(tmp_path: Path) -> N
         CheckpointError, match=r"mtp\.0\.enorm\.weight: expected shape \[128\] by config.json, found \[64\]"
     ):
         Checkpoint(folder)
+
+
+def test_files_larger_than_memory_are_mapped(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    memory = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("MemTotal", "SwapTotal")))
+    file = tmp_path / "tiny" / WEIGHTS
+    with file.open("r+b") as opened:
+        opened.truncate(2 * memory)  # a sparse file: takes no room on the disk
+    checkpoint = open_checkpoint("tiny")
+    stored = replace(checkpoint.tensors["norm.weight"], file=file, offset=2 * memory - 256)
+    checkpoint.tensors = {"norm.weight": stored}
+    assert torch.equal(checkpoint.read("norm.weight"), torch.zeros(128).bfloat16())
 
 
 def write_sparse(folder: Path) -> None:

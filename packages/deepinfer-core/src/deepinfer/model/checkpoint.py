@@ -3,6 +3,7 @@
 Headers are `headers.py`'s, downloading is `download.py`'s, turning tensors into packed weights is `weights.py`'s.
 """
 
+import mmap
 import shutil
 import tempfile
 import weakref
@@ -11,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -27,7 +27,22 @@ from deepinfer.model.tiny import write_tiny
 TINY = "tiny"
 """Model name of the embedded tiny model."""
 
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "I64": torch.int64,
+}
+
 QUANTISED = {"F8_E4M3", "I8"}
+
+MAP_NORESERVE = 0x4000
+"""Linux's flag for a mapping that may be larger than memory; Python names it from 3.13 on.
+
+The safetensors library maps without it, and cannot open a shard larger than memory, such as one with an Engram table.
+"""
 
 UNKNOWN_DRAFT = "mtp."
 """V4's releases have drafters of different shapes; what is not known there is neither checked nor loaded."""
@@ -53,7 +68,7 @@ class Checkpoint:
         self.specs: Mapping[str, TensorSpec] = inventory(self.config)
         self.tensors: Mapping[str, StoredTensor] = read_headers(folder)
         check_tensors(self.tensors, self.specs, self.config)
-        self._files: dict[Path, safe_open] = {}
+        self._files: dict[Path, mmap.mmap] = {}
 
     @classmethod
     def tiny(cls) -> "Checkpoint":
@@ -68,15 +83,10 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU as a view of the mapped file, in its stored dtype and shape."""
         stored = self.tensors[name]
-        try:
-            if stored.file not in self._files:
-                self._files[stored.file] = safe_open(stored.file, framework="pt", device="cpu")
-            tensor: Tensor = self._files[stored.file].get_tensor(stored.key)  # type: ignore[no-untyped-call]
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{stored.file}: tensor {stored.key}: cannot be read ({error}); download the file again"
-            ) from None
-        return tensor
+        if stored.file not in self._files:
+            self._files[stored.file] = _map(stored.file)
+        data = torch.frombuffer(self._files[stored.file], dtype=torch.uint8, count=stored.bytes, offset=stored.offset)
+        return data.view(DTYPES[stored.dtype]).view(stored.shape)
 
     def where(self, name: str) -> str:
         """Return the file and tensor name for an error message."""
@@ -145,6 +155,19 @@ def open_checkpoint(model: str | Path, *, hub: Hub | None = None) -> Checkpoint:
     if model == TINY:
         return Checkpoint.tiny()
     return Checkpoint(fetch(model, hub or Hub()))
+
+
+def _map(file: Path) -> mmap.mmap:
+    """Map a whole file; nobody writes to it, and what anybody wrote would stay in memory."""
+    try:
+        with file.open("rb") as opened:
+            flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            return mmap.mmap(opened.fileno(), 0, flags=flags, prot=access)
+    except OSError as error:
+        raise CheckpointError(
+            f"{file}: cannot be mapped into memory ({error}); expected a readable file and address space for it: check "
+            "its permissions and `ulimit -v`"
+        ) from None
 
 
 def check_tensors(tensors: Mapping[str, StoredTensor], specs: Mapping[str, TensorSpec], config: ModelConfig) -> None:

@@ -1,7 +1,7 @@
 """Which tensors a folder of safetensors files holds and where each lies, read from the files' headers alone.
 
-Nothing but JSON and safetensors headers is read: no pickle, no code.  Comparing what is found with a configuration is
-`checkpoint.py`'s; reading tensor data is the safetensors library's.
+Nothing but JSON and safetensors headers is read: no pickle, no code.  Comparing what is found with a configuration, and
+reading tensor data, are `checkpoint.py`'s.
 """
 
 import json
@@ -25,12 +25,13 @@ AGAIN = "download the file again"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file: `key` is its name in the file, `dtype` the safetensors name, `bytes` its size there."""
+    """One tensor of a file: `key` is its name there, `dtype` safetensors' name, `offset` and `bytes` where it lies."""
 
     file: Path
     key: str
     dtype: str
     shape: tuple[int, ...]
+    offset: int
     bytes: int
 
 
@@ -90,19 +91,23 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: safetensors header is {type(values).__name__}, expected a JSON object; {AGAIN}")
     values.pop("__metadata__", None)
+    tensors = {key: _entry(path, key, entry, 8 + length) for key, entry in values.items()}
     end = 8 + length
-    tensors = {}
-    for key, entry in values.items():
-        tensors[key], stop = _entry(path, key, entry)
-        end = max(end, 8 + length + stop)
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.bytes)):
+        if tensor.offset != end:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.key}: begins at byte {tensor.offset}, expected {end}, where the one before it "
+                f"ends; {AGAIN}"
+            )
+        end += tensor.bytes
     if end != size:
         what = "truncated" if size < end else "longer than its tensors"
         raise CheckpointError(f"{path}: {what}: expected {end} bytes, found {size}; {AGAIN}")
     return tensors
 
 
-def _entry(path: Path, key: str, entry: Any) -> tuple[StoredTensor, int]:
-    """One entry of a header and the offset at which its data ends."""
+def _entry(path: Path, key: str, entry: Any, data: int) -> StoredTensor:
+    """One entry of a header; `data` is the byte of the file at which the data of all tensors begins."""
     try:
         dtype, shape, (start, stop) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)) or start > stop:
@@ -117,7 +122,7 @@ def _entry(path: Path, key: str, entry: Any) -> tuple[StoredTensor, int]:
             f"{path}: tensor {key}: {dtype} {list(shape)} needs {math.prod(shape) * DTYPE_BYTES[dtype]} bytes, the "
             f"header gives it {stop - start}; {AGAIN}"
         )
-    return StoredTensor(path, key, dtype, shape, stop - start), stop
+    return StoredTensor(path, key, dtype, shape, data + start, stop - start)
 
 
 def _read_index(path: Path) -> dict[str, str]:
