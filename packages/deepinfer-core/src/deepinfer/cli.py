@@ -130,10 +130,14 @@ def generate(
         name = model or environment.model or TINY
         if name == TINY:
             click.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)
+        import torch
+
         from deepinfer.engine.request import SamplingParams
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
 
+        if name == TINY:
+            torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         engine = {option: choices.pop(option) for option in ENGINE_OPTIONS}
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
