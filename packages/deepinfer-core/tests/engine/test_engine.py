@@ -1,5 +1,7 @@
 """The whole loop over the checking model: any schedule gives each request what a lone run gives, and leaks nothing."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -245,6 +247,36 @@ def test_what_can_never_be_served_is_refused_with_the_reason(request_: Request, 
         engine.add(request_)
     assert text in str(caught.value)
     assert not engine.has_work
+
+
+def test_requests_come_and_go_from_other_threads() -> None:
+    config = engine_config(max_num_seqs=3, decoder_replay=V41.window)
+    engine = checked_engine(config, V41)
+    requests = [Request([3 + i % 30] * (1 + 7 * i), greedy(max_tokens=5, ignore_eos=True)) for i in range(12)]
+    ids: dict[int, Request] = {}
+    doomed: set[int] = set()
+
+    def come(part: list[Request]) -> None:
+        for request in part:
+            ids[number := engine.add(request)] = request
+            if len(request.prompt_token_ids) % 3 == 0:
+                doomed.add(number)
+                engine.abort(number)
+
+    threads = [threading.Thread(target=come, args=(requests[i::3],)) for i in range(3)]
+    gained: dict[int, list[Progress]] = {}
+    for thread in threads:
+        thread.start()
+    while engine.has_work or any(thread.is_alive() for thread in threads):
+        for progress in engine.step():
+            gained.setdefault(progress.request_id, []).append(progress)
+        engine.scheduler.check()
+    assert sorted(ids) == sorted(gained) == list(range(12))
+    for number, request in ids.items():
+        if gained[number][-1].finish_reason == "abort":
+            assert number in doomed
+        else:
+            _check(V41, config, request, gained[number])
 
 
 def test_max_tokens_none_fills_the_context() -> None:

@@ -72,9 +72,9 @@ class Scheduler:
         starts = table.computed[rows]
         samples = starts + counts == table.lengths[rows]
         logit_counts = samples.astype(np.int64)
-        readers = (
-            [i for i, row in enumerate(rows.tolist()) if row in self._prompt_readers] if self._prompt_readers else []
-        )
+        readers: list[int] = []
+        if self._prompt_readers:
+            readers = [i for i, row in enumerate(rows.tolist()) if row in self._prompt_readers]
         for i in readers:
             start, done = int(starts[i]), self._table[rows[i]].prompt_rows or 0
             logit_counts[i] = max(start + int(counts[i]) - max(start, done), 0)
