@@ -10,8 +10,8 @@ generic p and q only then (DSpark specification, section 3.3).
 from enum import IntEnum
 from typing import Protocol
 
-from .errors import ConfigError
-from .verify import LastRow, Rule
+from deepspark.errors import ConfigError
+from deepspark.verify import Rule
 
 __all__ = ["Cutting", "Sees", "check_admissible", "tolerates"]
 
@@ -35,7 +35,7 @@ class Cutting(Protocol):
         """The class of the decision."""
 
 
-def tolerates(rule: Rule, last_row: LastRow = "fresh", *, one_hot: bool = False) -> Sees:
+def tolerates(rule: Rule, *, one_hot: bool = False) -> Sees:
     """Return the largest class under which `rule` emits exactly the target's law.
 
     one_hot: every draft was certain (greedy or retrieval drafts), so a draft is a function of the past and any cut is
@@ -43,16 +43,16 @@ def tolerates(rule: Rule, last_row: LastRow = "fresh", *, one_hot: bool = False)
     """
     if one_hot or rule in ("greedy", "match"):
         return Sees.BLOCK
-    return Sees.DRAFT if rule == "chain" and last_row == "coupled" else Sees.PAST
+    return Sees.DRAFT if rule == "coupled" else Sees.PAST
 
 
-def check_admissible(cutting: Cutting, rule: Rule, last_row: LastRow = "fresh", *, one_hot: bool = False) -> None:
+def check_admissible(cutting: Cutting, rule: Rule, *, one_hot: bool = False) -> None:
     """Raise ConfigError where `cutting` may see more than `rule` tolerates: such an engine would change the text's law."""
-    allowed = tolerates(rule, last_row, one_hot=one_hot)
+    allowed = tolerates(rule, one_hot=one_hot)
     if cutting.sees <= allowed:
         return
-    remedy = "use rule='chain' with last_row='coupled'" if cutting.sees == Sees.DRAFT else "use rule='match', or old confidences"
+    remedy = "use rule 'coupled'" if cutting.sees == Sees.DRAFT else "use rule 'match', or decide from old confidences"
     raise ConfigError(
-        f"{type(cutting).__name__} may depend on {cutting.sees.name} (see Sees), but rule {rule!r} with a {last_row} last row "
-        f"is exact only up to {allowed.name}; {remedy}"
+        f"{type(cutting).__name__} decides with sight of {cutting.sees.name} (see deepspark.admissibility.Sees), but rule "
+        f"{rule!r} keeps the target's law only up to {allowed.name}; {remedy}"
     )

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigError
+from deepspark.errors import ConfigError
 
 __all__ = ["CostTable", "Lookup"]
 
@@ -70,7 +70,9 @@ class CostTable:
     ) -> None:
         for name, keys, values in (("sizes", sizes, ms), ("draft_sizes", draft_sizes, draft_ms)):
             if len(keys) != len(values) or any(a >= b for a, b in zip(keys, keys[1:], strict=False)):
-                raise ConfigError(f"{name} must ascend and have one time each, got {list(keys)} and {len(values)} times")
+                raise ConfigError(
+                    f"{name} must ascend and have one time each, got {list(keys)} and {len(values)} times"
+                )
         if not sizes or sizes[0] < 1 or min(ms) <= 0:
             raise ConfigError("a cost table needs at least one size >= 1 and times > 0 in milliseconds")
         if mode not in ("ceil", "floor", "linear"):
@@ -84,6 +86,7 @@ class CostTable:
         self.factors = np.ones(len(self.base_ms))
         self._ratios: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in sizes]
         self._context = _ContextSlope(len(self.base_ms))
+        self._budgets: dict[tuple[int, int], Floats] = {}
 
     @property
     def ms(self) -> Floats:
@@ -110,8 +113,12 @@ class CostTable:
 
     def budgets_ms(self, requests: int, width: int, context_tokens: float = 0.0) -> Floats:
         """Return the times [requests * width + 1] of a drafting step that verifies 0, 1, ... drafts over all requests."""
-        rows = np.arange(requests, requests * (width + 1) + 1)
-        return self.step_ms(rows, context_tokens) + self.draft_ms(requests)
+        times = self._budgets.get((requests, width))
+        if times is None:
+            rows = np.arange(requests, requests * (width + 1) + 1)
+            times = self.step_ms(rows) + self.draft_ms(requests)
+            self._budgets[requests, width] = times
+        return times + self.context_ms * context_tokens
 
     def observe(self, rows: int, context_tokens: float, ms: float) -> None:
         """Learn from one measured step (drafter not counted).  Updates the table in place; a hiccup moves no median.
@@ -131,6 +138,7 @@ class CostTable:
         measured = [i for i, ratios in enumerate(self._ratios) if len(ratios) >= _ENOUGH]
         if measured:
             values = [median(self._ratios[i]) for i in measured]
+            self._budgets.clear()
             self.factors = np.maximum(np.interp(np.arange(len(self.sizes)), measured, values), 1e-3)
 
     def _node(self, rows: int) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from deepspark.errors import InputError
 
 __all__ = ["Cut", "TokenLogprobs", "cut", "longest_draft", "token_logprobs"]
 
@@ -72,5 +72,7 @@ def token_logprobs(P: Tensor, emitted: Sequence[int], top: int = 0) -> TokenLogp
     logs = P[: len(emitted)].to(torch.float64).log()
     values, tokens = logs.sort(dim=-1, descending=True, stable=True)
     chosen = logs.gather(1, torch.tensor(emitted, dtype=torch.int64, device=P.device)[:, None])[:, 0].tolist()
-    best = [list(zip(t, v, strict=True)) for t, v in zip(tokens[:, :top].tolist(), values[:, :top].tolist(), strict=True)]
+    best = [
+        list(zip(t, v, strict=True)) for t, v in zip(tokens[:, :top].tolist(), values[:, :top].tolist(), strict=True)
+    ]
     return TokenLogprobs(chosen, best)

@@ -1,9 +1,9 @@
 """The error tree of deepspark; every message says what was expected, what came and what to do.
 
-    DeepSparkError
-    ├── ConfigError       a setting, or a combination of settings, that cannot be honoured
-    ├── CheckpointError   a drafter's files do not fit its configuration or its target
-    └── InputError        a call got tensors or numbers of the wrong shape, type or range
+DeepSparkError
+├── ConfigError       a setting, or a combination of settings, that cannot be honoured
+├── CheckpointError   a drafter's files do not fit its configuration or its target
+└── InputError        a call got tensors or numbers of the wrong shape, type or range
 """
 
 __all__ = ["CheckpointError", "ConfigError", "DeepSparkError", "InputError"]

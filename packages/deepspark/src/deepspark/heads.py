@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from .errors import ConfigError
+from deepspark.errors import ConfigError
 
 __all__ = [
     "ConfidenceHead", "ConfidenceReads", "GatedMarkov", "HeadsConfig", "MarkovHead", "MarkovKind", "NoMarkov", "RnnMarkov",
@@ -39,11 +39,15 @@ class HeadsConfig:
         if self.markov_kind not in ("vanilla", "gated", "rnn", "none"):
             raise ConfigError(f"markov_kind must be 'vanilla', 'gated', 'rnn' or 'none', got {self.markov_kind!r}")
         if (self.markov_rank == 0) != (self.markov_kind == "none"):
-            raise ConfigError(f"markov_rank 0 goes with kind 'none' only, got rank {self.markov_rank} and {self.markov_kind!r}")
+            raise ConfigError(
+                f"markov_rank 0 goes with kind 'none' only, got rank {self.markov_rank} and {self.markov_kind!r}"
+            )
         if self.confidence_reads not in ("normed", "prenorm"):
             raise ConfigError(f"confidence_reads must be 'normed' or 'prenorm', got {self.confidence_reads!r}")
         if self.has_confidence and self.confidence_with_markov and self.markov_kind == "none":
-            raise ConfigError("a confidence head with Markov features needs a Markov head; set confidence_with_markov=False")
+            raise ConfigError(
+                "a confidence head with Markov features needs a Markov head; set confidence_with_markov=False"
+            )
 
 
 class MarkovHead(Protocol):
@@ -176,7 +180,9 @@ class SequentialHeads(nn.Module):
         read = normed if self.config.confidence_reads == "normed" else hidden
         return self.confidence_head(read, features)  # type: ignore[no-any-return]
 
-    def teacher_forced(self, hidden: Tensor, normed: Tensor, base: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:
+    def teacher_forced(
+        self, hidden: Tensor, normed: Tensor, base: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """Return logits [R, g, V] and confidence logits [R, g] when row k follows the given token previous[:, k]."""
         state = self.markov_head.start(normed[:, 0])
         features = self.markov_head.embed(previous)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .backbone import BlockRows
-from .errors import InputError
-from .heads import SequentialHeads
-from .noise import match_gumbel
-from .transform import argmax
-from .verify import draw
+from deepspark.backbone import BlockRows
+from deepspark.errors import InputError
+from deepspark.heads import SequentialHeads
+from deepspark.noise import match_gumbel
+from deepspark.transform import argmax
+from deepspark.verify import draw
 
 __all__ = ["Chooser", "Drafts", "Law", "by_argmax", "by_match_noise", "by_uniforms", "propose"]
 
@@ -77,7 +77,9 @@ def propose(rows: BlockRows, heads: SequentialHeads, anchors: Tensor, law: Law, 
     """
     requests, width = rows.normed.shape[:2]
     if anchors.shape != (requests,):
-        raise InputError(f"anchors must be [{requests}] as the block has that many requests, got {tuple(anchors.shape)}")
+        raise InputError(
+            f"anchors must be [{requests}] as the block has that many requests, got {tuple(anchors.shape)}"
+        )
     state = heads.markov_head.start(rows.normed[:, 0])
     previous = anchors
     tokens, laws, scores, logits = [], [], [], []

@@ -1,4 +1,4 @@
-"""Ragged batches: owns how blocks of different verified lengths lie flat in one forward pass.
+"""Ragged batches: owns how blocks of different verified lengths lie flat in one forward pass, and come back from it.
 
 How many drafts each request verifies is `schedule`'s decision; what the rows are worth is `verify`'s.
 """
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
+from deepspark.errors import InputError
 
-__all__ = ["RaggedBatch", "pack"]
+__all__ = ["RaggedBatch", "count_accepted", "emitted_tokens", "pack"]
 
 Ints = NDArray[np.int64]
 
@@ -43,22 +43,28 @@ def pack(anchors: Ints, drafts: Ints, ells: Ints, positions: Ints, padded_rows: 
     padding slot and must not write a cache.  Raises InputError where a length does not fit.
     """
     requests, width = drafts.shape
-    if requests and not (0 <= int(ells.min()) and int(ells.max()) <= width):
-        raise InputError(f"verified lengths must lie in 0..{width} (the drafted block), got {ells.min()}..{ells.max()}")
+    mask = np.arange(width + 1) <= ells[:, None]
+    req, step = np.nonzero(mask)
     cu = np.zeros(requests + 1, np.int64)
     np.cumsum(ells + 1, out=cu[1:])
     used = int(cu[-1])
-    total = used if padded_rows is None else padded_rows
-    if total < used:
-        raise InputError(f"a batch of {used} rows does not fit {total} padded rows; use a larger graph")
-    req = np.repeat(np.arange(requests), ells + 1)
-    step = np.arange(used) - cu[req]
-    blocks = np.concatenate([anchors[:, None], drafts], axis=1)
-    ids, pos = np.zeros(total, np.int64), np.full(total, -1, np.int64)
-    ids[:used], pos[:used] = blocks[req, step], positions[req] + step
-    judges = np.zeros(total, np.bool_)
-    judges[:used] = step < ells[req]
-    return RaggedBatch(ids, pos, _padded(req, total, -1), _padded(step, total, 0), judges, cu)
+    if used != req.size or (ells < 0).any():
+        raise InputError(f"verified lengths must lie in 0..{width} (the drafted block), got {ells.min()}..{ells.max()}")
+    blocks = np.empty((requests, width + 1), np.int64)
+    blocks[:, 0], blocks[:, 1:] = anchors, drafts
+    ids, pos, judges = blocks[mask], positions[req] + step, step < ells[req]
+    if padded_rows is None:
+        return RaggedBatch(ids, pos, req, step, judges, cu)
+    if padded_rows < used:
+        raise InputError(f"a batch of {used} rows does not fit {padded_rows} padded rows; use a larger graph")
+    return RaggedBatch(
+        _padded(ids, padded_rows, 0),
+        _padded(pos, padded_rows, -1),
+        _padded(req, padded_rows, -1),
+        _padded(step, padded_rows, 0),
+        np.concatenate([judges, np.zeros(padded_rows - used, np.bool_)]),
+        cu,
+    )
 
 
 def _padded(values: Ints, total: int, fill: int) -> Ints:
@@ -67,3 +73,16 @@ def _padded(values: Ints, total: int, fill: int) -> Ints:
     return out
 
 
+def count_accepted(passed: NDArray[np.bool_], ells: Ints) -> Ints:
+    """Return how many leading drafts [R] of passed [R, g] were accepted among the verified `ells` [R]."""
+    closed = np.zeros((passed.shape[0], passed.shape[1] + 1), np.bool_)
+    closed[:, :-1] = passed
+    return np.minimum(closed.argmin(axis=1), ells)
+
+
+def emitted_tokens(drafts: Ints, accepted: Ints, extra: Ints) -> Ints:
+    """Return the step's tokens [R, g+1]: accepted drafts, then the extra token; entries behind `accepted` are not tokens."""
+    tokens = np.empty((drafts.shape[0], drafts.shape[1] + 1), np.int64)
+    tokens[:, :-1] = drafts
+    tokens[np.arange(drafts.shape[0]), accepted] = extra
+    return tokens

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
+from deepspark.errors import InputError
 
 __all__ = [
     "Budget", "Ties", "Walk", "algorithm_one", "allocate", "choose_budget", "expected_tokens", "fill", "survival",
@@ -31,7 +31,9 @@ def survival(conf: Floats) -> Floats:
     """
     if conf.ndim != 2:
         raise InputError(f"confidences must be [R, g], got {conf.shape}")
-    return np.cumprod(np.where(conf > 0, np.minimum(conf, 1.0), 0.0), axis=1)
+    # Column-major, as all decisions walk positions across requests: the cumulative product then runs over long rows.
+    columns = np.asfortranarray(conf)
+    return np.multiply.accumulate(np.where(columns > 0, np.minimum(columns, 1.0), 0.0), axis=1)
 
 
 def _ranking(survivals: Floats, ties: Ties) -> tuple[Ints, Ints]:
@@ -45,12 +47,15 @@ def _ranking(survivals: Floats, ties: Ties) -> tuple[Ints, Ints]:
 
 
 def _ranked_totals(survivals: Floats) -> Floats:
-    """Return the expected tokens [R*g + 1] of a batch that verifies its 0, 1, 2, ... likeliest drafts."""
-    ranked = np.sort(survivals.ravel())[::-1]
-    totals = np.empty(ranked.size + 1)
-    totals[0] = survivals.shape[0]
-    np.cumsum(ranked, out=totals[1:])
-    totals[1:] += survivals.shape[0]
+    """Return the expected tokens [R*g + 1] of a batch [R, g], or of the mean of batches [N, R, g], that verifies its
+    0, 1, 2, ... likeliest drafts.
+    """
+    requests = survivals.shape[-2]
+    ranked = np.sort(survivals.reshape(-1, requests * survivals.shape[-1]), axis=1)
+    totals = np.empty(ranked.shape[1] + 1)
+    totals[0] = 0.0
+    np.cumsum(ranked[0, ::-1] if len(ranked) == 1 else ranked.mean(axis=0)[::-1], out=totals[1:])
+    totals += requests
     return totals
 
 
@@ -85,7 +90,10 @@ class Budget:
 
 
 def choose_budget(survivals: Floats, step_ms: Floats) -> Budget:
-    """Return the best of ALL budgets (the smallest of equals).  Admissible only with OLD confidences, any search then is."""
+    """Return the best of ALL budgets (the smallest of equals).  Admissible only with OLD confidences, any search then is.
+
+    survivals: [R, g] of one old step, or [N, R, g] of several, each ranked by itself and averaged.
+    """
     theta = _ranked_totals(survivals) / step_ms
     best = int(np.argmax(theta))
     return Budget(best, float(theta[best]))
@@ -100,10 +108,18 @@ def fill(budget: int, step_ms: Floats) -> int:
 
 def allocate(survivals: Floats, budget: int, ties: Ties = "position") -> Ints:
     """Give `budget` drafts to the largest CURRENT survivals [R, g]; return lengths [R].  Survivals of 0 get none."""
-    requests, positions = _ranking(survivals, ties)
-    taken = requests[:budget]
-    taken = taken[survivals[taken, positions[:budget]] > 0]
-    return np.bincount(taken, minlength=survivals.shape[0]).astype(np.int64)
+    requests, width = survivals.shape
+    if budget <= 0:
+        return np.zeros(requests, np.int64)
+    flat = survivals.T.ravel() if ties == "position" else survivals.ravel()
+    last = flat.size - budget
+    least = float(np.partition(flat, last)[last]) if last > 0 else 0.0
+    if least <= 0:
+        return (survivals > 0).sum(axis=1)
+    lengths = (survivals > least).sum(axis=1)
+    equal = np.flatnonzero(flat == least)[: budget - int(lengths.sum())]
+    # Ties lie in walking order, and within a request in the order of positions: no prefix is broken.
+    return lengths + np.bincount(equal % requests if ties == "position" else equal // width, minlength=requests)
 
 
 def threshold(conf: Floats, least: float) -> Ints:

@@ -10,9 +10,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, InputError
+from deepspark.errors import ConfigError, InputError
 
-__all__ = ["GREEDY_BELOW", "FilterOrder", "SamplingSettings", "SettingsTable", "argmax", "one_hot", "transform", "transform_rows"]
+__all__ = [
+    "GREEDY_BELOW",
+    "FilterOrder",
+    "SamplingSettings",
+    "SettingsTable",
+    "argmax",
+    "one_hot",
+    "transform",
+    "transform_rows",
+]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: a one-hot law, filters ignored."""
@@ -66,7 +75,9 @@ class SettingsTable:
         """Lay one row for each entry of `settings`; all must share one filter order.  Bans are applied as masks."""
         orders = {each.order for each in settings}
         if len(orders) != 1:
-            raise ConfigError(f"one batch needs one filter order, got {sorted(orders)}; the order is the engine's, not a request's")
+            raise ConfigError(
+                f"one batch needs one filter order, got {sorted(orders)}; the order is the engine's, not a request's"
+            )
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
@@ -104,7 +115,9 @@ def _keep_top_p(probs: Tensor, ranked: Tensor, ranks: Tensor, top_p: Tensor) -> 
 def _filtered(probs: Tensor, table: SettingsTable) -> Tensor:
     """Apply top-p, top-k and min-p to laws [T, V]; each filter sees the renormalised output of the one before."""
     order = probs.argsort(dim=-1, descending=True, stable=True)
-    ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
+    ranks = torch.empty_like(order).scatter_(
+        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    )
     limit = torch.where(table.top_k > 0, table.top_k, probs.shape[-1])
     within = ranks < limit[:, None]
     if table.order == "k_p":

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError
-from .heads import HeadsConfig, SequentialHeads
+from deepspark.errors import CheckpointError
+from deepspark.heads import HeadsConfig, SequentialHeads
 
 __all__ = ["V41DraftConfig", "load_heads"]
 
@@ -53,7 +53,9 @@ class V41DraftConfig:
         }
         missing = [theirs for theirs in names.values() if theirs not in values]
         if missing:
-            raise CheckpointError(f"text_config lacks {', '.join(missing)}: the checkpoint has no DSpark drafter; decode without drafts")
+            raise CheckpointError(
+                f"text_config lacks {', '.join(missing)}: the checkpoint has no DSpark drafter; decode without drafts"
+            )
         chosen = {ours: values[theirs] for ours, theirs in names.items()}
         chosen["target_layer_ids"] = tuple(chosen["target_layer_ids"])  # type: ignore[arg-type]
         config = cls(**chosen)  # type: ignore[arg-type]
@@ -69,7 +71,9 @@ class V41DraftConfig:
                 f"dspark_target_layer_ids (the taps) must be layers 0..{self.num_hidden_layers - 1}, got {list(self.target_layer_ids)}"
             )
         if not 0 <= self.noise_token_id < self.vocab_size:
-            raise CheckpointError(f"dspark_noise_token_id must lie in 0..{self.vocab_size - 1}, got {self.noise_token_id}")
+            raise CheckpointError(
+                f"dspark_noise_token_id must lie in 0..{self.vocab_size - 1}, got {self.noise_token_id}"
+            )
 
     @property
     def heads(self) -> HeadsConfig:
@@ -110,7 +114,9 @@ def load_heads(config: V41DraftConfig, tensors: Mapping[str, Tensor]) -> Sequent
     ]
     if problems:
         raise CheckpointError(
-            "the checkpoint " + "; ".join(sorted(problems)) + f" (markov rank {config.markov_rank}, {config.num_stages} stages)"
+            "the checkpoint "
+            + "; ".join(sorted(problems))
+            + f" (markov rank {config.markov_rank}, {config.num_stages} stages)"
         )
     heads.load_state_dict(found, assign=True)
     return heads.eval()

@@ -1,11 +1,10 @@
-"""Verification: owns the four acceptance rules as pure functions of laws, drafts and explicit noise.
+"""Verification: owns the acceptance rules as pure functions of laws, drafts and explicit noise.
 
 Which rows exist is the scheduler's decision, where the noise comes from is `noise`'s, what a stop token cuts is
 `emission`'s.  Every rule emits `accepted` drafts and exactly one more token.  Source: DSpark specification, section 3.2.
 
 Exactness needs q to be the law x was drawn from, p the law of plain decoding, and a cut that `admissibility` allows.
 """
-
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,14 +13,16 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, InputError
-from .transform import argmax
+from deepspark.errors import ConfigError, InputError
+from deepspark.transform import argmax
 
-__all__ = ["RULES", "Kind", "LastRow", "Noise", "Rows", "Rule", "Verdict", "VerifyKernels", "draw", "verify", "verify_rows"]
+__all__ = ["RULES", "Kind", "Noise", "Rows", "Rule", "Verdict", "VerifyKernels", "draw", "verify", "verify_rows"]
 
-Rule = Literal["greedy", "chain", "block", "match"]
-LastRow = Literal["fresh", "coupled"]
-RULES: tuple[Rule, ...] = ("greedy", "chain", "block", "match")
+Rule = Literal["greedy", "chain", "coupled", "block", "match"]
+"""`coupled` is the chain rule that judges the first unverified draft against the last row instead of drawing afresh there:
+same cost and tokens, and it admits cuts that depend on the draft itself (DSpark specification, section 3.3)."""
+
+RULES: tuple[Rule, ...] = ("greedy", "chain", "coupled", "block", "match")
 
 
 class Kind(IntEnum):
@@ -38,7 +39,9 @@ class Kind(IntEnum):
 class VerifyKernels(Protocol):
     """The vocabulary-wide work of verification; a device implements these two, `ReferenceKernels` defines them."""
 
-    def draw_excess(self, target: Tensor, draft: Tensor, target_scale: Tensor, draft_scale: Tensor, uniforms: Tensor) -> Tensor:
+    def draw_excess(
+        self, target: Tensor, draft: Tensor, target_scale: Tensor, draft_scale: Tensor, uniforms: Tensor
+    ) -> Tensor:
         """Draw [R] tokens from max(target_scale * p - draft_scale * q, 0), from p where that is empty; rows [R, V]."""
 
     def excess(self, target: Tensor, draft: Tensor, target_scale: Tensor) -> Tensor:
@@ -106,7 +109,9 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 class ReferenceKernels:
     """The definition of the vocabulary-wide work, in plain PyTorch."""
 
-    def draw_excess(self, target: Tensor, draft: Tensor, target_scale: Tensor, draft_scale: Tensor, uniforms: Tensor) -> Tensor:
+    def draw_excess(
+        self, target: Tensor, draft: Tensor, target_scale: Tensor, draft_scale: Tensor, uniforms: Tensor
+    ) -> Tensor:
         """Draw from the excess of the scaled target over the scaled draft; see `VerifyKernels`."""
         weights = (target_scale[:, None] * target - draft_scale[:, None] * draft).clamp_min(0)
         # q = p to rounding leaves nothing to draw from; the law there is p itself.
@@ -157,13 +162,13 @@ def _leading(ok: Tensor) -> Tensor:
     return ok.to(torch.int64).cumprod(-1).sum(-1)
 
 
-def _chain(judge: _Judge, noise: Noise, last_row: LastRow) -> Verdict:
+def _chain(judge: _Judge, noise: Noise, *, couple: bool) -> Verdict:
     uniforms, extra = _need(noise.accept, "accept"), _need(noise.extra, "extra")
     ell = judge.rows.ell
     passed = judge.passes(uniforms.to(judge.p_x.dtype))
     accepted = _leading(passed & judge.judged)
     finished = accepted == ell
-    coupled = finished & (ell < judge.width) & (last_row == "coupled")
+    coupled = finished & (ell < judge.width) & couple
     at_last = ell.clamp_max(judge.width - 1)[:, None]
     kept = coupled & passed.gather(1, at_last)[:, 0]
     scale = torch.ones_like(judge.p_x[:, 0])
@@ -224,13 +229,9 @@ def _need(noise: Tensor | None, name: str) -> Tensor:
     return noise
 
 
-def _check(rows: Rows, rule: Rule, last_row: LastRow) -> None:
+def _check(rows: Rows, rule: Rule) -> None:
     if rule not in RULES:
         raise ConfigError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
-    if last_row not in ("fresh", "coupled"):
-        raise ConfigError(f"last_row must be 'fresh' or 'coupled', got {last_row!r}")
-    if last_row == "coupled" and rule != "chain":
-        raise ConfigError(f"a coupled last row is defined for the chain rule only, got rule {rule!r}; use last_row='fresh'")
     requests, width = rows.x.shape
     if width == 0:
         raise InputError("drafts x must be [R, g] with g >= 1, got g = 0; without drafts sample from P directly")
@@ -240,45 +241,31 @@ def _check(rows: Rows, rule: Rule, last_row: LastRow) -> None:
         raise InputError(f"Q must be [slots, {width}, {rows.P.shape[1]}] to fit x and P, got {tuple(rows.Q.shape)}")
 
 
-def verify_rows(
-    rows: Rows, noise: Noise, rule: Rule = "chain", *, last_row: LastRow = "fresh", kernels: VerifyKernels | None = None
-) -> Verdict:
+def verify_rows(rows: Rows, noise: Noise, rule: Rule = "chain", kernels: VerifyKernels | None = None) -> Verdict:
     """Judge the drafts of a ragged batch; see `Rows` for layouts.  Pure: equal arguments give equal verdicts.
 
-    last_row: 'coupled' judges the first unverified draft against the last row instead of drawing afresh there (chain only;
-    same cost, and it admits cuts that depend on the draft itself).  kernels: a device's `VerifyKernels`, None the reference.
-    ell may not exceed g (not checked: it lives on the device).
+    kernels: a device's `VerifyKernels`, None the reference.  ell may not exceed g (not checked: it lives on the device).
     """
-    _check(rows, rule, last_row)
+    _check(rows, rule)
     if rule == "greedy":
         return _follow(rows, argmax(rows.P))
     if rule == "match":
         return _match(rows, noise)
     judge = _Judge(rows, kernels or ReferenceKernels())
-    return _chain(judge, noise, last_row) if rule == "chain" else _block(judge, noise)
+    return _block(judge, noise) if rule == "block" else _chain(judge, noise, couple=rule == "coupled")
 
 
-def verify(
-    P: Tensor,
-    Q: Tensor | None,
-    x: Tensor,
-    ell: Tensor,
-    noise: Noise,
-    rule: Rule = "chain",
-    *,
-    last_row: LastRow = "fresh",
-    kernels: VerifyKernels | None = None,
-) -> Verdict:
+def verify(P: Tensor, Q: Tensor | None, x: Tensor, ell: Tensor, noise: Noise, rule: Rule = "chain") -> Verdict:
     """Judge padded blocks: P [R, g+1, V], Q [R, g, V] or None (one-hot at x), x [R, g], ell [R]; noise as in `Noise`.
 
     Match noise is [R, g+1, V] or [R, g+1].  Everything else as in `verify_rows`.
     """
     requests, width = x.shape
     if P.shape[:2] != (requests, width + 1):
-        raise InputError(f"P must be [{requests}, {width + 1}, V] for drafts [{requests}, {width}], got {tuple(P.shape)}")
+        raise InputError(
+            f"P must be [{requests}, {width + 1}, V] for drafts [{requests}, {width}], got {tuple(P.shape)}"
+        )
     index = torch.arange(requests, device=x.device)
     rows = Rows(P=P.flatten(0, 1), start=index * (width + 1), ell=ell, x=x, Q=Q, slot=index)
     flat = None if noise.match is None else noise.match.flatten(0, 1)
-    return verify_rows(rows, Noise(noise.accept, noise.extra, flat), rule, last_row=last_row, kernels=kernels)
-
-
+    return verify_rows(rows, Noise(noise.accept, noise.extra, flat), rule)

@@ -6,9 +6,9 @@ The layers are `model`'s; which rows were accepted is the caller's knowledge, wh
 import torch
 from torch import Tensor
 
-from ..backbone import BlockRows
-from ..errors import InputError
-from .model import Context, DeepSpecModel
+from deepspark.backbone import BlockRows
+from deepspark.errors import InputError
+from deepspark.deepspec.model import Context, DeepSpecModel
 
 __all__ = ["DeepSpecBackbone"]
 
@@ -55,10 +55,14 @@ class DeepSpecBackbone:
                 f"slot {slot} holds context {self._first[slot]}..{self._fed[slot] - 1}; feeding from {start} would leave a hole"
             )
         if end > self.keys.shape[2]:
-            raise InputError(f"context of {end} positions does not fit max_context {self.keys.shape[2]}; make the backbone larger")
+            raise InputError(
+                f"context of {end} positions does not fit max_context {self.keys.shape[2]}; make the backbone larger"
+            )
         expected = self.model.fc.in_features
         if features.shape[-1] != expected:
-            raise InputError(f"tapped activations must be {expected} wide (taps x hidden size), got {features.shape[-1]}")
+            raise InputError(
+                f"tapped activations must be {expected} wide (taps x hidden size), got {features.shape[-1]}"
+            )
         positions = torch.arange(start, end, device=features.device)
         keys, values = self.model.context_rows(features, positions)
         self.keys[:, slot, start:end] = keys
@@ -79,7 +83,9 @@ class DeepSpecBackbone:
         context = Context(
             keys=self.keys[:, slots, :length],
             values=self.values[:, slots, :length],
-            visible=self._visible(positions, torch.tensor([self._first[slot] for slot in chosen], device=positions.device), length),
+            visible=self._visible(
+                positions, torch.tensor([self._first[slot] for slot in chosen], device=positions.device), length
+            ),
         )
         return self.model.block(anchors, positions, context)
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..errors import CheckpointError
-from .config import DeepSpecConfig, TargetFacts
-from .model import DeepSpecModel
+from deepspark.errors import CheckpointError
+from deepspark.deepspec.config import DeepSpecConfig, TargetFacts
+from deepspark.deepspec.model import DeepSpecModel
 
 __all__ = ["load_drafter", "load_weights"]
 
@@ -27,7 +27,9 @@ def _ours(name: str) -> str:
     return f"heads.{name}" if name.startswith(_HEADS) else name
 
 
-def load_weights(model: DeepSpecModel, tensors: Mapping[str, Tensor], shared: Mapping[str, Tensor] | None = None) -> None:
+def load_weights(
+    model: DeepSpecModel, tensors: Mapping[str, Tensor], shared: Mapping[str, Tensor] | None = None
+) -> None:
     """Load `tensors` into `model` in place; raise CheckpointError naming every tensor that is missing, surplus or misshapen.
 
     shared: the target's `embed_tokens.weight` and `lm_head.weight`, for checkpoints that leave them out.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Literal
 
-from ..errors import CheckpointError
-from ..heads import ConfidenceReads, HeadsConfig, MarkovKind
+from deepspark.errors import CheckpointError
+from deepspark.heads import ConfidenceReads, HeadsConfig, MarkovKind
 
 __all__ = ["DeepSpecConfig", "Family", "TargetFacts"]
 
@@ -83,7 +83,9 @@ class DeepSpecConfig:
         known = {field.name: field for field in fields(cls)}
         missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
         if missing:
-            raise CheckpointError(f"drafter configuration lacks {', '.join(missing)}; is this the drafter's own config.json?")
+            raise CheckpointError(
+                f"drafter configuration lacks {', '.join(missing)}; is this the drafter's own config.json?"
+            )
         chosen = {name: values[name] for name in known if name in values}
         chosen["target_layer_ids"] = tuple(chosen["target_layer_ids"])  # type: ignore[arg-type]
         return cls(**chosen)  # type: ignore[arg-type]
@@ -115,9 +117,13 @@ class DeepSpecConfig:
                 "is not allowed, its output is only kept normed); this drafter was made for another target"
             )
         if self.hidden_size != target.hidden_size:
-            raise CheckpointError(f"width: the drafter has hidden_size {self.hidden_size}, the target {target.hidden_size}")
+            raise CheckpointError(
+                f"width: the drafter has hidden_size {self.hidden_size}, the target {target.hidden_size}"
+            )
         if self.vocab_size != target.vocab_size:
-            raise CheckpointError(f"vocabulary: the drafter has {self.vocab_size} tokens, the target {target.vocab_size}")
+            raise CheckpointError(
+                f"vocabulary: the drafter has {self.vocab_size} tokens, the target {target.vocab_size}"
+            )
         if target.attention_window and self.attention_window != target.attention_window:
             raise CheckpointError(
                 f"attention_window must equal the target's {target.attention_window}, got {self.attention_window}"

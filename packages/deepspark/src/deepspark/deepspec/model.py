@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..backbone import BlockRows
-from ..heads import SequentialHeads
-from .config import DeepSpecConfig
+from deepspark.backbone import BlockRows
+from deepspark.heads import SequentialHeads
+from deepspark.deepspec.config import DeepSpecConfig
 
 __all__ = ["Context", "DeepSpecModel", "rotate"]
 
@@ -60,7 +60,9 @@ class Attention(nn.Module):
         width, dim = config.hidden_size, config.head_dim
         self.q_proj = nn.Linear(width, config.num_attention_heads * dim, bias=False)
         self.k_proj = nn.Linear(width, config.num_key_value_heads * dim, bias=False)
-        self.v_proj = None if config.attention_k_eq_v else nn.Linear(width, config.num_key_value_heads * dim, bias=False)
+        self.v_proj = (
+            None if config.attention_k_eq_v else nn.Linear(width, config.num_key_value_heads * dim, bias=False)
+        )
         self.o_proj = nn.Linear(config.num_attention_heads * dim, width, bias=False)
         self.q_norm = RMSNorm(dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(dim, config.rms_norm_eps)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from .backbone import visible_context
-from .model import Context, DeepSpecModel
+from deepspark.errors import InputError
+from deepspark.deepspec.backbone import visible_context
+from deepspark.deepspec.model import Context, DeepSpecModel
 
 __all__ = ["Anchors", "LossSettings", "Losses", "TrainingRows", "choose_anchors", "drafter_loss", "training_rows"]
 
@@ -37,7 +37,9 @@ def choose_anchors(ids: Tensor, loss_mask: Tensor, uniforms: Tensor, num_anchors
     supervised = loss_mask > 0
     eligible = supervised[:-1] & supervised[1:]
     if uniforms.shape != eligible.shape:
-        raise InputError(f"uniforms must be [{eligible.shape[0]}], one for each position with a successor, got {list(uniforms.shape)}")
+        raise InputError(
+            f"uniforms must be [{eligible.shape[0]}], one for each position with a successor, got {list(uniforms.shape)}"
+        )
     ranked = torch.where(eligible, uniforms, torch.inf).argsort(stable=True)[:num_anchors]
     chosen = ranked[eligible[ranked]].sort().values
     positions = torch.zeros(num_anchors, dtype=torch.int64, device=ids.device)
@@ -119,7 +121,9 @@ def drafter_loss(rows: TrainingRows, anchors: Anchors, target_logits: Tensor, se
     loss = settings.a_ce * ce + settings.a_tv * l1
     conf = None
     if rows.confidence_logits is not None:
-        conf = mean(torch.nn.functional.binary_cross_entropy_with_logits(rows.confidence_logits, agreement, reduction="none"))
+        conf = mean(
+            torch.nn.functional.binary_cross_entropy_with_logits(rows.confidence_logits, agreement, reduction="none")
+        )
         loss = loss + settings.a_conf * conf
     survival = torch.where(anchors.valid, agreement, 0).cumprod(-1).sum(-1)
     tau = 1 + survival[anchors.keep].mean()

@@ -1,0 +1,104 @@
+"""Acceptance estimates: owns what was known of each slot's survivals some steps ago, and how true predictions came out.
+
+Decisions from them are `scheduler`'s.  Everything here is old when it is used, so any use of it is admissible.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Outcome", "SurvivalHistory", "SurvivalTruth"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_PRIOR = 0.6
+_DECAY = 0.98
+_ENOUGH = 16.0
+_ENOUGH_REQUESTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step came to: verified lengths [R] and accepted drafts [R] of the requests in `slots` [R].
+
+    survivals: [R, g] as predicted by current confidences, None where the step did not draft.  judged, survived: [R, g]
+    bool, which positions were verified and which accepted.
+    """
+
+    slots: Ints
+    survivals: Floats | None
+    lengths: Ints
+    accepted: Ints
+    judged: NDArray[np.bool_]
+    survived: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, slots: Ints, survivals: Floats | None, lengths: Ints, accepted: Ints, width: int) -> "Outcome":
+        """Lay out the counts of a step that drafted `width` tokens."""
+        offsets = np.arange(width)[:, None]
+        return cls(slots, survivals, lengths, accepted, (offsets < lengths).T, (offsets < accepted).T)
+
+
+class SurvivalHistory:
+    """Survivals of every slot in the last drafting steps; a new sequence starts with the running mean of all.
+
+    A small batch is averaged over several steps: one old block of one request says little about its next.
+    """
+
+    _DEPTH = 16
+
+    def __init__(self, num_slots: int, width: int, lag: int) -> None:
+        self.mean = _PRIOR ** np.arange(1, width + 1)
+        self._size = self._DEPTH + lag
+        self._rings = np.tile(self.mean[:, None], (self._size, 1, num_slots))
+        self._drafted_at = [-lag - 1] * self._size
+        self._lag = lag
+        self._step = 0
+        self._next = 0
+
+    def begin(self, slot: int) -> None:
+        """Forget what `slot` held before."""
+        self._rings[:, :, slot] = self.mean
+
+    def old(self, slots: Ints) -> Floats:
+        """Return survivals [N, R, g] of the N latest drafting steps that lie `lag` steps or more before the one planned."""
+        depth = min(max(_ENOUGH_REQUESTS // slots.size, 1), self._DEPTH)
+        latest = self._next - 1
+        while self._drafted_at[latest % self._size] > self._step - self._lag:
+            latest -= 1
+        if depth == 1:
+            return np.take(self._rings[latest % self._size], slots, axis=1).T[None]
+        entries = [(latest - back) % self._size for back in range(depth)]
+        return np.take(self._rings[entries], slots, axis=2).transpose(0, 2, 1)
+
+    def advance(self, slots: Ints | None = None, survivals: Floats | None = None) -> None:
+        """End a step; `survivals` [R, g] are those of the block it drafted (None: it did not draft)."""
+        if slots is not None and survivals is not None and slots.size:
+            entry = self._rings[self._next % self._size]
+            entry[:] = self._rings[(self._next - 1) % self._size]
+            entry[:, slots] = survivals.T
+            self._drafted_at[self._next % self._size] = self._step
+            self._next += 1
+            self.mean += 0.05 * (survivals.mean(axis=0) - self.mean)
+        self._step += 1
+
+
+class SurvivalTruth:
+    """Realised over predicted survival per position, from verified rows, decaying; corrects what confidences promise."""
+
+    def __init__(self, width: int) -> None:
+        # Rows: predicted, realised; a start of equal counts says that predictions are true until many say otherwise.
+        self._sums = np.full((2, width), _ENOUGH)
+
+    def update(self, survivals: Floats, outcome: Outcome) -> None:
+        """Count one step: survivals [R, g] as predicted, and what came of them."""
+        self._sums *= _DECAY
+        self._sums[0] += (survivals * outcome.judged).sum(axis=0)
+        self._sums[1] += outcome.survived.sum(axis=0)
+
+    def correct(self, survivals: Floats) -> Floats:
+        """Return survivals [..., g] scaled by what predictions were worth; positions seldom verified are left alone."""
+        ratio = (self._sums[1] + 1) / (self._sums[0] + 1)
+        return np.minimum.accumulate(np.minimum(survivals * ratio, 1.0), axis=-1)

@@ -1,0 +1,188 @@
+"""The scheduler: owns the state over steps by which a policy decides whether to draft and how many drafts to verify.
+
+Pure decisions are `schedule`'s, times `cost`'s; running drafter and target is the engine's.  A step goes:
+`decide` (before drafting, from old knowledge only), draft, `lengths` (current confidences), verify, `record`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepspark.admissibility import check_admissible
+from deepspark.cost import CostTable
+from deepspark.errors import InputError
+from deepspark.estimate import Outcome, SurvivalHistory, SurvivalTruth
+from deepspark.policy import Asynchronous, Off, Policy
+from deepspark.schedule import allocate, choose_budget, fill, survival
+from deepspark.verify import Rule
+
+__all__ = ["Decision", "Parking", "Scheduler", "StepRequests"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_BURST_ROWS = 16
+_LONGEST_BURST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """When to stop drafting because even the best schedule loses to plain decoding, and how to look again.
+
+    margin: drafting must promise this share more tokens a second.  patience: how many steps' worth of tokens a losing spell
+    may cost before drafting is parked; it bounds the loss, and keeps the noise of a small batch from parking a winner.  A
+    parked scheduler drafts a short burst every `first_probe` steps to see whether the text has changed; after each burst
+    that finds nothing the wait doubles, up to `last_probe`.
+    """
+
+    margin: float = 0.01
+    patience: float = 2.0
+    first_probe: int = 128
+    last_probe: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequests:
+    """The requests of one step.
+
+    slots: [R] their rows in the scheduler's tables.  limits: [R] most drafts each may verify (`emission.longest_draft`).
+    context_tokens: the batch's context, summed.  weights: [R] > 0 priorities, None for equal ones.
+    """
+
+    slots: Ints
+    limits: Ints
+    context_tokens: float = 0.0
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether the step runs the drafter, and over how many drafts (None: the policy decides from current confidences).
+
+    A step that does not draft still feeds the draft context, so that drafting can begin again at any step.
+    """
+
+    draft: bool
+    budget: int | None
+
+
+class Scheduler:
+    """Chooses lengths for up to `num_slots` concurrent sequences drafting `width` tokens.
+
+    Raises ConfigError where the policy may see more than `rule` tolerates.  one_hot: the drafter's choices are certain.
+    parking: None drafts always, whatever it costs.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cost: CostTable,
+        width: int,
+        num_slots: int,
+        *,
+        rule: Rule = "chain",
+        one_hot: bool = False,
+        parking: Parking | None = Parking(),
+    ) -> None:
+        check_admissible(policy, rule, one_hot=one_hot)
+        self.policy = policy
+        self.cost = cost
+        self.width = width
+        self.parking = parking
+        self.history = SurvivalHistory(num_slots, width, policy.lag if isinstance(policy, Asynchronous) else 1)
+        self.truth = SurvivalTruth(width)
+        self._offsets = np.arange(width)
+        self._is_parked = False
+        self._lost = 0.0
+        self._wait = self._next_wait = self._burst = 0
+        self._survivals: Floats | None = None
+
+    def begin(self, slot: int) -> None:
+        """Give `slot` to a new sequence; it is planned with the running mean until its own confidences are old enough."""
+        self.history.begin(slot)
+
+    def decide(self, requests: StepRequests) -> Decision:
+        """Decide before drafting, from knowledge that is a step old or older."""
+        count = requests.slots.size
+        if isinstance(self.policy, Off) or count == 0 or not requests.limits.any():
+            return Decision(draft=False, budget=0)
+        old = self._limited(self.truth.correct(self.history.old(requests.slots)), requests)
+        times = self.cost.budgets_ms(count, self.width, requests.context_tokens)
+        budget: int | None = None
+        if isinstance(self.policy, Asynchronous):
+            best = choose_budget(old, times)
+            budget, theta = best.drafts, best.theta
+            if self.policy.fill:
+                budget = fill(budget, times)
+        else:
+            old = old.mean(axis=0)
+            planned = self.policy.lengths(self._conditional(old), old, times)
+            gained = float((old * (self._offsets < planned[:, None])).sum())
+            theta = (count + gained) / float(times[int(planned.sum())])
+        plain = count / (float(times[0]) - self.cost.draft_ms(count))
+        return self._parked(count, theta / plain, budget)
+
+    def _parked(self, count: int, gain: float, budget: int | None) -> Decision:
+        """Draft, park, or look again; `gain` is what drafting promises over plain decoding, as a factor of tokens a second."""
+        if self.parking is None:
+            return Decision(draft=True, budget=budget)
+        drafting = Decision(draft=True, budget=budget)
+        lost = 1 + self.parking.margin - gain
+        if not self._is_parked:
+            self._lost = max(self._lost + lost, 0.0)
+            if self._lost < self.parking.patience:
+                return drafting
+            self._is_parked, self._wait, self._next_wait = True, self.parking.first_probe, 2 * self.parking.first_probe
+        elif self._wait == 0 and lost < 0:
+            self._is_parked, self._lost = False, 0.0
+            return drafting
+        elif self._wait == 0 and self._burst == 0:
+            self._wait = self._next_wait
+            self._next_wait = min(2 * self._next_wait, self.parking.last_probe)
+        if self._wait > 0:
+            self._wait -= 1
+            self._burst = min(max(_BURST_ROWS // count, 1), _LONGEST_BURST)
+            return Decision(draft=False, budget=0)
+        self._burst -= 1
+        return Decision(draft=True, budget=None if budget is None else max(budget, count))
+
+    def lengths(self, decision: Decision, conf: Floats | None, requests: StepRequests) -> Ints:
+        """Return verified lengths [R] from CURRENT calibrated confidences [R, g] (None: nothing was drafted)."""
+        self._survivals = None
+        if not decision.draft:
+            return np.zeros(requests.slots.size, np.int64)
+        if conf is None or conf.shape != (requests.slots.size, self.width):
+            shape = None if conf is None else conf.shape
+            raise InputError(f"a drafting step needs confidences [{requests.slots.size}, {self.width}], got {shape}")
+        self._survivals = survival(conf)
+        current = self._limited(self._survivals, requests)
+        if isinstance(self.policy, Asynchronous):
+            return allocate(current, decision.budget or 0, self.policy.ties)
+        if isinstance(self.policy, Off):
+            return np.zeros(requests.slots.size, np.int64)
+        times = self.cost.budgets_ms(requests.slots.size, self.width, requests.context_tokens)
+        return self.policy.lengths(conf, current, times)
+
+    def record(self, requests: StepRequests, lengths: Ints, accepted: Ints) -> Outcome:
+        """Learn from the step: `accepted` [R] drafts of `lengths` [R] verified; call it for steps without drafts too."""
+        outcome = Outcome.of(requests.slots, self._survivals, lengths, accepted, self.width)
+        if self._survivals is None:
+            self.history.advance()
+            return outcome
+        self.truth.update(self._survivals, outcome)
+        self.history.advance(requests.slots, self._survivals)
+        self._survivals = None
+        return outcome
+
+    def _limited(self, survivals: Floats, requests: StepRequests) -> Floats:
+        limited = survivals * (self._offsets[:, None] < requests.limits).T
+        if requests.weights is None:
+            return limited
+        # Mean weight 1 keeps the batch worth R tokens, so that weights move rows between requests and parking stays true.
+        return limited * (requests.weights / requests.weights.mean())[:, None]
+
+    def _conditional(self, survivals: Floats) -> Floats:
+        """Return the confidences that survivals [R, g] are products of."""
+        before = np.concatenate([np.ones((survivals.shape[0], 1)), survivals[:, :-1]], axis=1)
+        return np.divide(survivals, before, out=np.zeros_like(survivals), where=before > 0)
