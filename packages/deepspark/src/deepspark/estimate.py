@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Outcome", "SurvivalHistory", "SurvivalTruth"]
+__all__ = ["Outcome", "RealisedAcceptance", "SurvivalHistory", "SurvivalTruth"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -102,3 +102,22 @@ class SurvivalTruth:
         """Return survivals [..., g] scaled by what predictions were worth; positions seldom verified are left alone."""
         ratio = (self._sums[1] + 1) / (self._sums[0] + 1)
         return np.minimum.accumulate(np.minimum(survivals * ratio, 1.0), axis=-1)
+
+
+class RealisedAcceptance:
+    """Running acceptance per position, for drafters without a confidence head: old knowledge, the same for all requests."""
+
+    def __init__(self, width: int) -> None:
+        self._reached = np.full(width, _ENOUGH)
+        self._passed = np.full(width, _ENOUGH * _PRIOR)
+
+    def update(self, outcome: Outcome) -> None:
+        """Count the verified positions whose predecessors were all accepted."""
+        before = np.ones_like(outcome.survived)
+        before[:, 1:] = outcome.survived[:, :-1]
+        self._reached += (outcome.judged & before).sum(axis=0)
+        self._passed += outcome.survived.sum(axis=0)
+
+    def confidences(self, requests: int) -> Floats:
+        """Return [R, g], one row repeated."""
+        return np.tile(self._passed / self._reached, (requests, 1))

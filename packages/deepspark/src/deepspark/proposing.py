@@ -9,20 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepspark.backbone import BlockRows
+from deepspark.backbone import BlockRows, DraftBackbone
 from deepspark.errors import InputError
 from deepspark.heads import SequentialHeads
 from deepspark.noise import match_gumbel
 from deepspark.transform import argmax
 from deepspark.verify import draw
 
-__all__ = ["Chooser", "Drafts", "Law", "by_argmax", "by_match_noise", "by_uniforms", "propose"]
+__all__ = ["Blocks", "Chooser", "Drafts", "HeadedSource", "Law", "by_argmax", "by_match_noise", "by_uniforms", "propose"]
 
 Law = Callable[[Tensor, int], Tensor]
 """From draft logits [R, V] at an offset to the law q [R, V] drafts are drawn from: the engine's own sampling transform."""
 
 Chooser = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
 """From the law q [R, V] at an offset to the drafts [R] and the law they were really drawn from (None: one-hot)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Where to draft: anchors [R] tokens, their absolute positions [R], the sequences' slots [R]; all int64."""
+
+    anchors: Tensor
+    positions: Tensor
+    slots: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ def by_argmax() -> Chooser:
 def by_match_noise(seeds: Tensor, positions: Tensor) -> Chooser:
     """Draw with the Gumbel noise that plain decoding will use at the same place: the match rule's way.
 
-    seeds, positions: [R]; positions are the anchors', so offset k is drawn with the noise of the token after it.
+    seeds, positions: [R], positions of the anchors.  Noise is keyed by the row that predicts: offset k is row position + k.
     """
 
     def choose(law: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
@@ -101,3 +110,27 @@ def propose(rows: BlockRows, heads: SequentialHeads, anchors: Tensor, law: Law, 
         confidence_logits=torch.stack(known_scores, 1) if known_scores else None,
         logits=torch.stack(logits, 1),
     )
+
+
+class HeadedSource:
+    """A backbone and its heads as one source of drafts (`drafter.DraftSource`)."""
+
+    def __init__(self, backbone: DraftBackbone, heads: SequentialHeads) -> None:
+        self.backbone = backbone
+        self.heads = heads
+
+    @property
+    def width(self) -> int:
+        """Drafts of a step."""
+        return self.backbone.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.backbone.vocab_size
+
+    @torch.no_grad()
+    def draft(self, block: Blocks, law: Law, choose: Chooser) -> Drafts:
+        """Draft one block for each sequence."""
+        rows = self.backbone.draft_block(block.anchors, block.positions, block.slots)
+        return propose(rows, self.heads, block.anchors, law, choose)

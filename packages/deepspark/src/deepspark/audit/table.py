@@ -29,7 +29,7 @@ __all__ = ["EXACT", "Line", "admissibility_table", "noise_key_table"]
 EXACT = 1e-12
 """Laws are summed in float64: an exact rule leaves a total variation of a few 1e-16."""
 
-WRONG = 1e-2
+WRONG = 1e-3
 """Over the worlds of a table a wrong rule shows at least this."""
 
 _WIDTH = 3
