@@ -47,12 +47,14 @@ def tolerates(rule: Rule, *, one_hot: bool = False) -> Sees:
 
 
 def check_admissible(cutting: Cutting, rule: Rule, *, one_hot: bool = False) -> None:
-    """Raise ConfigError where `cutting` may see more than `rule` tolerates: such an engine would change the text's law."""
+    """Raise ConfigError where `cutting` may see more than `rule` tolerates: such an engine would change the text's
+    law.
+    """
     allowed = tolerates(rule, one_hot=one_hot)
     if cutting.sees <= allowed:
         return
     remedy = "use rule 'coupled'" if cutting.sees == Sees.DRAFT else "use rule 'match', or decide from old confidences"
     raise ConfigError(
-        f"{type(cutting).__name__} decides with sight of {cutting.sees.name} (see deepspark.admissibility.Sees), but rule "
-        f"{rule!r} keeps the target's law only up to {allowed.name}; {remedy}"
+        f"{type(cutting).__name__} decides with sight of {cutting.sees.name} (see deepspark.admissibility.Sees), but "
+        f"rule {rule!r} keeps the target's law only up to {allowed.name}; {remedy}"
     )

@@ -15,8 +15,8 @@ __all__ = ["BlockRows", "DraftBackbone"]
 class BlockRows:
     """What one parallel pass gives for R blocks of g rows.
 
-    hidden: [R, g, D] rows before the last norm.  normed: the same behind it.  base: [R, g, V] = lm_head(normed), float32,
-    without any Markov bias.
+    hidden: [R, g, D] rows before the last norm.  normed: the same behind it.  base: [R, g, V] = lm_head(normed),
+    float32, without any Markov bias.
     """
 
     hidden: Tensor

@@ -5,7 +5,6 @@ Source: DSpark specification, section 1.5.
 """
 
 import json
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,7 +59,7 @@ def auroc(p: Floats, y: Floats) -> float | None:
     count, other = int(accepted.sum()), int((~accepted).sum())
     if not count or not other:
         return None
-    values, inverse, sizes = np.unique(p, return_inverse=True, return_counts=True)
+    _, inverse, sizes = np.unique(p, return_inverse=True, return_counts=True)
     ranks = np.cumsum(sizes) - (sizes - 1) / 2
     return float((ranks[inverse][accepted].sum() - count * (count + 1) / 2) / (count * other))
 
@@ -88,8 +87,8 @@ class Fit:
 def fit_temperatures(logits: Floats, prefix_ok: Floats, bins: int = 15, grid: Floats = GRID) -> Fit:
     """Sequential temperature scaling: position by position, the grid value with the least ECE of the survival so far.
 
-    logits: [N, g] confidence logits.  prefix_ok: [N, g], 1 where drafts 1..j were all accepted, from rounds that verified
-    whole blocks.  Of equal values the first wins.
+    logits: [N, g] confidence logits.  prefix_ok: [N, g], 1 where drafts 1..j were all accepted, from rounds that
+    verified whole blocks.  Of equal values the first wins.
     """
     survival = np.ones(logits.shape[0])
     raw = np.ones(logits.shape[0])
@@ -167,10 +166,22 @@ class Calibration:
         """Read a calibration; raise ConfigError unless it belongs to this drafter and width."""
         values = json.loads(path.read_text())
         if values.pop("format", None) != _FORMAT:
-            raise ConfigError(f"{path} is no calibration file of format {_FORMAT}; write one with `deepspark calibrate`")
-        made = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+            raise ConfigError(
+                f"{path} is no calibration file of format {_FORMAT}; write one with `deepspark calibrate`"
+            )
+        made = cls(
+            temperatures=tuple(values["temperatures"]),
+            model_hash=values["model_hash"],
+            temperature=values["temperature"],
+            rounds=values["rounds"],
+            ece_before=tuple(values["ece_before"]),
+            ece_after=tuple(values["ece_after"]),
+            floor=tuple(values["floor"]),
+        )
         if made.model_hash != model_hash:
-            raise ConfigError(f"{path} was fitted for drafter {made.model_hash}, this one is {model_hash}; fit it again")
+            raise ConfigError(
+                f"{path} was fitted for drafter {made.model_hash}, this one is {model_hash}; fit it again"
+            )
         if len(made.temperatures) != width:
             raise ConfigError(f"{path} has {len(made.temperatures)} temperatures for a block of {width}; fit it again")
         return made
@@ -179,8 +190,8 @@ class Calibration:
 def calibrate(path: Path) -> Calibration:
     """Fit the rounds of a `RoundLog` file; keep T = 1 where held-out ECE does not fall by more than the noise floor.
 
-    Every second round is held out.  Fitted on a few thousand rounds, temperatures chase bins and make things worse: with
-    fewer than 10,000 rounds this raises InputError.
+    Every second round is held out.  Fitted on a few thousand rounds, temperatures chase bins and make things worse:
+    with fewer than 10,000 rounds this raises InputError.
     """
     with np.load(path) as file:
         logits, accepted = file["logits"], file["accepted"]
@@ -202,16 +213,14 @@ def calibrate(path: Path) -> Calibration:
         before.append(errors[0])
         after.append(errors[1] if worth else errors[0])
         floors.append(floor)
-    return Calibration(
-        tuple(kept), model_hash, temperature, len(logits), tuple(before), tuple(after), tuple(floors)
-    )
+    return Calibration(tuple(kept), model_hash, temperature, len(logits), tuple(before), tuple(after), tuple(floors))
 
 
 class DriftMonitor:
     """Watches whether confidences still mean what they were fitted to mean.
 
-    Over windows of `window` verified rows a position it compares mean predicted with mean realised survival and reports a
-    gap beyond `tolerance` plus four standard errors.
+    Over windows of `window` verified rows a position it compares mean predicted with mean realised survival and reports
+    a gap beyond `tolerance` plus four standard errors.
     """
 
     def __init__(self, width: int, *, window: int = 4096, tolerance: float = 0.03) -> None:
@@ -219,7 +228,9 @@ class DriftMonitor:
         self._sums = np.zeros((4, width))
 
     def update(self, survivals: Floats, lengths: Ints, accepted: Ints) -> str | None:
-        """Count one step: survivals [R, g] as predicted, verified lengths, accepted drafts; return a warning or None."""
+        """Count one step: survivals [R, g] as predicted, verified lengths, accepted drafts; return a warning or
+        None.
+        """
         offsets = np.arange(survivals.shape[1])
         judged = offsets < lengths[:, None]
         promised = survivals * judged
@@ -242,8 +253,6 @@ class DriftMonitor:
     @staticmethod
     def _warning(position: int, predicted: float, realised: float) -> str:
         return (
-            f"confidences have drifted: drafts 1..{position + 1} were predicted to survive in {predicted:.1%} of their rows "
-            f"and did in {realised:.1%}; the text is right all the same, fit again with `deepspark calibrate`"
+            f"confidences have drifted: drafts 1..{position + 1} were predicted to survive in {predicted:.1%} of their "
+            f"rows and did in {realised:.1%}; the text is right all the same, fit again with `deepspark calibrate`"
         )
-
-

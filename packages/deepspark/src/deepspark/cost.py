@@ -6,6 +6,7 @@ What to do with the times is `schedule`'s business; measuring them is the engine
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
@@ -56,7 +57,7 @@ class CostTable:
     the drafter's time by number of drafting requests, interpolated (empty: free); it is paid only by steps that draft.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a table is what it is made of
         self,
         sizes: Sequence[int],
         ms: Sequence[float],
@@ -69,7 +70,7 @@ class CostTable:
         draft_ms: Sequence[float] = (),
     ) -> None:
         for name, keys, values in (("sizes", sizes, ms), ("draft_sizes", draft_sizes, draft_ms)):
-            if len(keys) != len(values) or any(a >= b for a, b in zip(keys, keys[1:], strict=False)):
+            if len(keys) != len(values) or any(a >= b for a, b in pairwise(keys)):
                 raise ConfigError(
                     f"{name} must ascend and have one time each, got {list(keys)} and {len(values)} times"
                 )
@@ -94,7 +95,9 @@ class CostTable:
         return self.base_ms * self.factors
 
     def step_ms(self, rows: NDArray[np.int64], context_tokens: float = 0.0) -> Floats:
-        """Return the time of verifying `rows` [N] rows, drafter not counted; inf where no captured size is large enough."""
+        """Return the time of verifying `rows` [N] rows, drafter not counted; inf where no captured size is large
+        enough.
+        """
         shared = self.fixed_ms + self.context_ms * context_tokens
         if self.mode == "linear":
             return np.interp(rows, self.sizes, self.ms) + self.slope_ms * rows + shared
@@ -112,7 +115,9 @@ class CostTable:
         return float(np.interp(requests, self.draft_sizes, self.draft_base_ms))
 
     def budgets_ms(self, requests: int, width: int, context_tokens: float = 0.0) -> Floats:
-        """Return the times [requests * width + 1] of a drafting step that verifies 0, 1, ... drafts over all requests."""
+        """Return the times [requests * width + 1] of a drafting step that verifies 0, 1, ... drafts over all
+        requests.
+        """
         times = self._budgets.get((requests, width))
         if times is None:
             rows = np.arange(requests, requests * (width + 1) + 1)

@@ -59,8 +59,8 @@ class GenerationSettings:
 
     seed: int
     max_new: int
-    sampling: SamplingSettings = SamplingSettings()
-    penalties: Penalties = Penalties()
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    penalties: Penalties = field(default_factory=Penalties)
     stop: frozenset[int] = frozenset()
     min_tokens: int = 0
     logprobs: int | None = None
@@ -92,7 +92,8 @@ class _Sequence:
 class SpeculativeDecoder:
     """Decodes batches with `target`; drafter None decodes plainly, by the same noise and rule.
 
-    feeder: gets the target's activations (None: the source needs none).  rule: of plain decoding; with a drafter its own.
+    feeder: gets the target's activations (None: the source needs none).  rule: of plain decoding; with a drafter its
+    own.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class SpeculativeDecoder:
         self._feed(active, [len(each) for each in tokens], rows, starts)
         return rows
 
-    def _feed(self, sequences: list[_Sequence], counts: list[int], rows: TargetRows, starts: list[int] | None = None) -> None:
+    def _feed(
+        self, sequences: list[_Sequence], counts: list[int], rows: TargetRows, starts: list[int] | None = None
+    ) -> None:
         if self.feeder is None:
             return
         if rows.features is None:

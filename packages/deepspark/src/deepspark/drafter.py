@@ -72,13 +72,15 @@ class DraftRequest:
     position: int
     seed: int
     limit: int
-    sampling: SamplingSettings = SamplingSettings()
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a step verifies, as plain host numbers.  drafts: [R, g]; only the first `lengths` [R] of each are verified."""
+    """What a step verifies, as plain host numbers.  drafts: [R, g]; only the first `lengths` [R] of each are
+    verified.
+    """
 
     requests: tuple[DraftRequest, ...]
     drafts: Ints
@@ -129,9 +131,7 @@ class DSparkDrafter:
         self.source = source
         self.rule = chosen.rule
         self.width = source.width
-        self.scheduler = Scheduler(
-            chosen.policy, cost, self.width, num_slots, rule=chosen.rule, parking=chosen.parking
-        )
+        self.scheduler = Scheduler(chosen.policy, cost, self.width, num_slots, rule=chosen.rule, parking=chosen.parking)
         self.telemetry = Telemetry(num_slots, self.width)
         self.rounds: RoundLog | None = None
         """Set it to collect calibration rounds."""
@@ -157,7 +157,9 @@ class DSparkDrafter:
         if not decision.draft:
             lengths = self.scheduler.lengths(decision, None, step)
             return Proposal(tuple(requests), np.zeros((len(requests), self.width), np.int64), lengths, drafted=False)
-        block = Blocks(*(self._column([getattr(each, name) for each in requests]) for name in ("anchor", "position", "slot")))
+        block = Blocks(
+            *(self._column([getattr(each, name) for each in requests]) for name in ("anchor", "position", "slot"))
+        )
         drafts = self.source.draft(block, draft_law(requests, self._device), self._chooser(requests, block))
         if drafts.Q is not None:
             self._store(block.slots, drafts.Q)
@@ -170,7 +172,9 @@ class DSparkDrafter:
         return Proposal(tuple(requests), drafts.tokens.cpu().numpy(), lengths, drafted=True)
 
     def verify(self, P: Tensor, proposal: Proposal) -> Verdict:
-        """Judge the step's rows: P [T, V] are the target's laws of `proposal.pack()`'s rows (logits are enough for 'greedy')."""
+        """Judge the step's rows: P [T, V] are the target's laws of `proposal.pack()`'s rows (logits are enough for
+        'greedy').
+        """
         batch = proposal.pack()
         if P.shape[0] < batch.num_rows:
             raise InputError(f"the step has {batch.num_rows} rows, got laws of {P.shape[0]}")

@@ -26,8 +26,8 @@ class Cut:
 def cut(emitted: Sequence[int], stop: Collection[int], max_new: int | None, n_before: int) -> Cut:
     """Cut a step's tokens at the first stop token (kept) or at the length limit, whichever comes first.
 
-    n_before: tokens emitted before this step; max_new: limit over all steps (None: no limit).  A stop token that is also
-    the last allowed one ends the request as 'stop'.  Later accepted drafts and the extra token are dropped.
+    n_before: tokens emitted before this step; max_new: limit over all steps (None: no limit).  A stop token that is
+    also the last allowed one ends the request as 'stop'.  Later accepted drafts and the extra token are dropped.
     """
     kept: list[int] = []
     for token in emitted:
@@ -43,7 +43,8 @@ def cut(emitted: Sequence[int], stop: Collection[int], max_new: int | None, n_be
 def longest_draft(width: int, position: int, n_before: int, max_new: int | None, max_context: int | None) -> int:
     """Return the most drafts worth verifying: a step emits up to ell + 1 tokens, which must all fit.
 
-    position: the anchor's absolute position.  A limit is known before any draft is drawn, so this cut is always admissible.
+    position: the anchor's absolute position.  A limit is known before any draft is drawn, so this cut is always
+    admissible.
     """
     room = width
     if max_new is not None:
@@ -55,7 +56,9 @@ def longest_draft(width: int, position: int, n_before: int, max_new: int | None,
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probability of each emitted token, and the `top` alternatives as (token, log-prob), best first."""
+    """The target's log-probability of each emitted token, and the `top` alternatives as (token, log-prob), best
+    first.
+    """
 
     logprobs: list[float]
     top: list[list[tuple[int, float]]]
@@ -64,8 +67,8 @@ class TokenLogprobs:
 def token_logprobs(P: Tensor, emitted: Sequence[int], top: int = 0) -> TokenLogprobs:
     """Return log-probs of a request's emitted tokens: emitted token i comes from row i of P [k+1.., V].
 
-    P are the target's processed laws, or `softmax` of raw logits where the API reports raw ones; never the draft's law nor
-    the residual's.  Ties among alternatives go to the lower token.
+    P are the target's processed laws, or `softmax` of raw logits where the API reports raw ones; never the draft's law
+    nor the residual's.  Ties among alternatives go to the lower token.
     """
     if len(emitted) > P.shape[0]:
         raise InputError(f"{len(emitted)} emitted tokens need as many target rows, got {P.shape[0]}")

@@ -63,7 +63,9 @@ class SurvivalHistory:
         self._rings[:, :, slot] = self.mean
 
     def old(self, slots: Ints) -> Floats:
-        """Return survivals [N, R, g] of the N latest drafting steps that lie `lag` steps or more before the one planned."""
+        """Return survivals [N, R, g] of the N latest drafting steps that lie `lag` steps or more before the one
+        planned.
+        """
         depth = min(max(_ENOUGH_REQUESTS // slots.size, 1), self._DEPTH)
         latest = self._next - 1
         while self._drafted_at[latest % self._size] > self._step - self._lag:
@@ -86,7 +88,9 @@ class SurvivalHistory:
 
 
 class SurvivalTruth:
-    """Realised over predicted survival per position, from verified rows, decaying; corrects what confidences promise."""
+    """Realised over predicted survival per position, from verified rows, decaying; corrects what confidences
+    promise.
+    """
 
     def __init__(self, width: int) -> None:
         # Rows: predicted, realised; a start of equal counts says that predictions are true until many say otherwise.
@@ -105,7 +109,9 @@ class SurvivalTruth:
 
 
 class RealisedAcceptance:
-    """Running acceptance per position, for drafters without a confidence head: old knowledge, the same for all requests."""
+    """Running acceptance per position, for drafters without a confidence head: old knowledge, the same for all
+    requests.
+    """
 
     def __init__(self, width: int) -> None:
         self._reached = np.full(width, _ENOUGH)

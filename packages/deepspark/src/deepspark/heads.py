@@ -5,7 +5,7 @@ Source: DSpark specification, sections 1.3 and 1.4.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, override
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,23 @@ from torch import Tensor, nn
 from deepspark.errors import ConfigError
 
 __all__ = [
-    "ConfidenceHead", "ConfidenceReads", "GatedMarkov", "HeadsConfig", "MarkovHead", "MarkovKind", "NoMarkov", "RnnMarkov",
-    "SequentialHeads", "VanillaMarkov",
-]  # fmt: skip
+    "ConfidenceHead",
+    "ConfidenceReads",
+    "GatedMarkov",
+    "HeadsConfig",
+    "MarkovHead",
+    "MarkovKind",
+    "NoMarkov",
+    "RnnMarkov",
+    "SequentialHeads",
+    "VanillaMarkov",
+]
 
 MarkovKind = Literal["vanilla", "gated", "rnn", "none"]
 ConfidenceReads = Literal["normed", "prenorm"]
-"""Whether the confidence head reads the hidden row behind the last norm or before it; wrong, nothing crashes, all scores drift."""
+"""Whether the confidence head reads the hidden row behind the last norm or before it; wrong, nothing crashes, all
+scores drift.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +70,15 @@ class MarkovHead(Protocol):
         """Return the features [R, rank] of the previous tokens [R]."""
 
     def advance(self, features: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bias [R, V] in float32 and the next state, from `features` [R, rank] and the row's `hidden` [R, D]."""
+        """Return the bias [R, V] in float32 and the next state, from `features` [R, rank] and the row's `hidden` [R,
+        D].
+        """
 
 
 def _project(features: Tensor, weight: Tensor) -> Tensor:
-    """Multiply in float32 whatever the weights are: the bias is added to float32 logits, and bf16 sums lose acceptance."""
+    """Multiply in float32 whatever the weights are: the bias is added to float32 logits, and bf16 sums lose
+    acceptance.
+    """
     return features.float() @ weight.float().T if features.dtype != torch.float64 else features @ weight.T
 
 
@@ -96,6 +110,7 @@ class GatedMarkov(VanillaMarkov):
         super().__init__(config)
         self.gate_proj = nn.Linear(config.hidden_size + config.markov_rank, config.markov_rank)
 
+    @override
     def advance(self, features: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bias of the previous token's gated features."""
         gate = torch.sigmoid(self.gate_proj(torch.cat([hidden, features], -1)))
@@ -103,17 +118,21 @@ class GatedMarkov(VanillaMarkov):
 
 
 class RnnMarkov(VanillaMarkov):
-    """u = [s; W1[x]; h]; g = sigmoid(W_g u), s' = g s + (1-g) tanh(W_c u), B = W2 tanh(W_o u); one projection, s_0 = 0."""
+    """u = [s; W1[x]; h]; g = sigmoid(W_g u), s' = g s + (1-g) tanh(W_c u), B = W2 tanh(W_o u); one projection, s_0
+    = 0.
+    """
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__(config)
         self.rank = config.markov_rank
         self.joint_proj = nn.Linear(2 * config.markov_rank + config.hidden_size, 3 * config.markov_rank)
 
+    @override
     def start(self, hidden: Tensor) -> Tensor:
         """Return a state [R, rank] of zeros."""
         return hidden.new_zeros(hidden.shape[0], self.rank)
 
+    @override
     def advance(self, features: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bias and the next state."""
         gate, candidate, out = self.joint_proj(torch.cat([state, features, hidden], -1)).chunk(3, -1)
@@ -149,6 +168,7 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(width, 1, bias=config.confidence_bias)
         self.with_markov = config.confidence_with_markov
 
+    @override
     def forward(self, hidden: Tensor, features: Tensor) -> Tensor:
         """Return confidence logits [...] (at least float32) of `hidden` [..., D] and Markov `features` [..., rank]."""
         rows = torch.cat([hidden, features.to(hidden.dtype)], -1) if self.with_markov else hidden

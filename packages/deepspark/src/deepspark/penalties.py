@@ -18,7 +18,7 @@ __all__ = ["Penalties", "penalize", "row_counts", "row_minimum_mask"]
 class Penalties:
     """repetition: divides positive and multiplies negative logits of tokens seen in prompt or output (1 is off).
     presence, frequency: subtracted once, or per occurrence, for tokens of the output (0 is off).
-    """  # noqa: D205
+    """
 
     repetition: float = 1.0
     presence: float = 0.0

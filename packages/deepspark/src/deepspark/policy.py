@@ -80,7 +80,8 @@ class AlgorithmOne:
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """The budget from confidences `lag` steps old (any search is then allowed), its rows to the largest current survivals.
+    """The budget from confidences `lag` steps old (any search is then allowed), its rows to the largest current
+    survivals.
 
     lag 2 suits an overlapped loop (step n is launched before step n-1 is read), 1 a plain one.  fill: use rows that a
     captured graph pads anyway.
@@ -94,7 +95,7 @@ class Asynchronous:
     def __post_init__(self) -> None:
         if self.lag < 1:
             raise ConfigError(
-                f"lag must be >= 1, got {self.lag}: a best budget over CURRENT confidences has seen the drafts it admits"
+                f"lag must be >= 1, got {self.lag}: a best budget over CURRENT confidences has seen what it admits"
             )
 
 

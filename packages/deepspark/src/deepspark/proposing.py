@@ -1,4 +1,5 @@
-"""Proposing: owns the sequential half of drafting, from a backbone's parallel rows to drafts, their laws and confidences.
+"""Proposing: owns the sequential half of drafting, from a backbone's parallel rows to drafts, their laws and
+confidences.
 
 The parallel half is a `DraftBackbone`; how many drafts are verified is `schedule`'s decision.
 """
@@ -16,10 +17,21 @@ from deepspark.noise import match_gumbel
 from deepspark.transform import argmax
 from deepspark.verify import draw
 
-__all__ = ["Blocks", "Chooser", "Drafts", "HeadedSource", "Law", "by_argmax", "by_match_noise", "by_uniforms", "propose"]
+__all__ = [
+    "Blocks",
+    "Chooser",
+    "Drafts",
+    "HeadedSource",
+    "Law",
+    "by_argmax",
+    "by_match_noise",
+    "by_uniforms",
+    "propose",
+]
 
 Law = Callable[[Tensor, int], Tensor]
-"""From draft logits [R, V] at an offset to the law q [R, V] drafts are drawn from: the engine's own sampling transform."""
+"""From draft logits [R, V] at an offset to the law q [R, V] drafts are drawn from: the engine's own sampling transform.
+"""
 
 Chooser = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
 """From the law q [R, V] at an offset to the drafts [R] and the law they were really drawn from (None: one-hot)."""
@@ -38,8 +50,9 @@ class Blocks:
 class Drafts:
     """The proposed blocks of R requests.
 
-    tokens: [R, g].  Q: [R, g, V], the laws they were drawn from, stored now because recomputing them in another batch gives
-    other numbers; None when each was certain.  confidence_logits: [R, g] before calibration, None without that head.
+    tokens: [R, g].  Q: [R, g, V], the laws they were drawn from, stored now because recomputing them in another batch
+    gives other numbers; None when each was certain.  confidence_logits: [R, g] before calibration, None without that
+    head.
     logits: [R, g, V], with Markov bias.
     """
 
@@ -70,7 +83,8 @@ def by_argmax() -> Chooser:
 def by_match_noise(seeds: Tensor, positions: Tensor) -> Chooser:
     """Draw with the Gumbel noise that plain decoding will use at the same place: the match rule's way.
 
-    seeds, positions: [R], positions of the anchors.  Noise is keyed by the row that predicts: offset k is row position + k.
+    seeds, positions: [R], positions of the anchors.  Noise is keyed by the row that predicts: offset k is row position
+    + k.
     """
 
     def choose(law: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:

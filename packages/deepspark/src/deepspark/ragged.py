@@ -19,8 +19,8 @@ Ints = NDArray[np.int64]
 class RaggedBatch:
     """Flat rows [anchor, x_1..x_ell] of R requests, on the host.
 
-    ids, pos, req, step: [T] token, absolute position, request and offset of each row.  judges_draft: [T] bool, whether the
-    row judges a draft (its last row does not).  cu: [R+1] prefix sums of ell + 1.
+    ids, pos, req, step: [T] token, absolute position, request and offset of each row.  judges_draft: [T] bool, whether
+    the row judges a draft (its last row does not).  cu: [R+1] prefix sums of ell + 1.
     """
 
     ids: Ints
@@ -81,7 +81,9 @@ def count_accepted(passed: NDArray[np.bool_], ells: Ints) -> Ints:
 
 
 def emitted_tokens(drafts: Ints, accepted: Ints, extra: Ints) -> Ints:
-    """Return the step's tokens [R, g+1]: accepted drafts, then the extra token; entries behind `accepted` are not tokens."""
+    """Return the step's tokens [R, g+1]: accepted drafts, then the extra token; entries behind `accepted` are not
+    tokens.
+    """
     tokens = np.empty((drafts.shape[0], drafts.shape[1] + 1), np.int64)
     tokens[:, :-1] = drafts
     tokens[np.arange(drafts.shape[0]), accepted] = extra

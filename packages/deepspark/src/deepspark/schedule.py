@@ -90,7 +90,8 @@ class Budget:
 
 
 def choose_budget(survivals: Floats, step_ms: Floats) -> Budget:
-    """Return the best of ALL budgets (the smallest of equals).  Admissible only with OLD confidences, any search then is.
+    """Return the best of ALL budgets (the smallest of equals).  Admissible only with OLD confidences, any search then
+    is.
 
     survivals: [R, g] of one old step, or [N, R, g] of several, each ranked by itself and averaged.
     """
@@ -100,7 +101,9 @@ def choose_budget(survivals: Floats, step_ms: Floats) -> Budget:
 
 
 def fill(budget: int, step_ms: Floats) -> int:
-    """Raise `budget` while further rows cost nothing (padding of a captured size); depends on the budget and the table only."""
+    """Raise `budget` while further rows cost nothing (padding of a captured size); depends on the budget and the table
+    only.
+    """
     while budget + 1 < step_ms.size and step_ms[budget + 1] <= step_ms[budget]:
         budget += 1
     return budget
@@ -135,4 +138,4 @@ def survival_threshold(survivals: Floats, least: float) -> Ints:
 def expected_tokens(survivals: Floats, lengths: Ints) -> float:
     """Return the tokens that a step is expected to emit when request r verifies lengths[r] drafts."""
     judged = np.arange(survivals.shape[1]) < lengths[:, None]
-    return survivals.shape[0] + float(survivals[judged].sum())
+    return float(survivals.shape[0] + survivals[judged].sum())

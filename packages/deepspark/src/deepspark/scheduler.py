@@ -30,10 +30,10 @@ _LONGEST_BURST = 8
 class Parking:
     """When to stop drafting because even the best schedule loses to plain decoding, and how to look again.
 
-    margin: drafting must promise this share more tokens a second.  patience: how many steps' worth of tokens a losing spell
-    may cost before drafting is parked; it bounds the loss, and keeps the noise of a small batch from parking a winner.  A
-    parked scheduler drafts a short burst every `first_probe` steps to see whether the text has changed; after each burst
-    that finds nothing the wait doubles, up to `last_probe`.
+    margin: drafting must promise this share more tokens a second.  patience: how many steps' worth of tokens a losing
+    spell may cost before drafting is parked; it bounds the loss, and keeps the noise of a small batch from parking a
+    winner.  A parked scheduler drafts a short burst every `first_probe` steps to see whether the text has changed;
+    after each burst that finds nothing the wait doubles, up to `last_probe`.
     """
 
     margin: float = 0.01
@@ -46,7 +46,8 @@ class Parking:
 class StepRequests:
     """The requests of one step.
 
-    slots: [R] their rows in the scheduler's tables.  limits: [R] most drafts each may verify (`emission.longest_draft`).
+    slots: [R] their rows in the scheduler's tables.  limits: [R] most drafts each may verify
+    (`emission.longest_draft`).
     context_tokens: the batch's context, summed.  weights: [R] > 0 priorities, None for equal ones.
     """
 
@@ -74,7 +75,7 @@ class Scheduler:
     parking: None drafts always, whatever it costs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only behind the fourth
         self,
         policy: Policy,
         cost: CostTable,
@@ -99,7 +100,9 @@ class Scheduler:
         self._survivals: Floats | None = None
 
     def begin(self, slot: int) -> None:
-        """Give `slot` to a new sequence; it is planned with the running mean until its own confidences are old enough."""
+        """Give `slot` to a new sequence; it is planned with the running mean until its own confidences are old
+        enough.
+        """
         self.history.begin(slot)
 
     def decide(self, requests: StepRequests) -> Decision:
@@ -124,7 +127,9 @@ class Scheduler:
         return self._parked(count, theta / plain, budget)
 
     def _parked(self, count: int, gain: float, budget: int | None) -> Decision:
-        """Draft, park, or look again; `gain` is what drafting promises over plain decoding, as a factor of tokens a second."""
+        """Draft, park, or look again; `gain` is what drafting promises over plain decoding, as a factor of tokens a
+        second.
+        """
         if self.parking is None:
             return Decision(draft=True, budget=budget)
         drafting = Decision(draft=True, budget=budget)
@@ -165,7 +170,9 @@ class Scheduler:
         return self.policy.lengths(conf, current, times)
 
     def record(self, requests: StepRequests, lengths: Ints, accepted: Ints) -> Outcome:
-        """Learn from the step: `accepted` [R] drafts of `lengths` [R] verified; call it for steps without drafts too."""
+        """Learn from the step: `accepted` [R] drafts of `lengths` [R] verified; call it for steps without drafts
+        too.
+        """
         outcome = Outcome.of(requests.slots, self._survivals, lengths, accepted, self.width)
         if self._survivals is None:
             self.history.advance()
@@ -179,10 +186,12 @@ class Scheduler:
         limited = survivals * (self._offsets[:, None] < requests.limits).T
         if requests.weights is None:
             return limited
-        # Mean weight 1 keeps the batch worth R tokens, so that weights move rows between requests and parking stays true.
+        # Mean weight 1 keeps the batch worth R tokens, so that weights move rows between requests and parking stays
+        # true.
         return limited * (requests.weights / requests.weights.mean())[:, None]
 
     def _conditional(self, survivals: Floats) -> Floats:
         """Return the confidences that survivals [R, g] are products of."""
         before = np.concatenate([np.ones((survivals.shape[0], 1)), survivals[:, :-1]], axis=1)
-        return np.divide(survivals, before, out=np.zeros_like(survivals), where=before > 0)
+        conf: Floats = np.divide(survivals, before, out=np.zeros_like(survivals), where=before > 0)
+        return conf

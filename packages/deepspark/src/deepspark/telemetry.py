@@ -19,9 +19,9 @@ Floats = NDArray[np.float64]
 class Report:
     """Counts of one request, or of all.
 
-    steps, proposed, verified, accepted: steps that ran, drafts drawn, judged, accepted.  survival: [g] share of the steps
-    that verified position j in which drafts 1..j were all accepted (NaN: never verified).  predicted, realised: mean over
-    steps of the accepted drafts that confidences promised for the verified rows, and of those that came.
+    steps, proposed, verified, accepted: steps that ran, drafts drawn, judged, accepted.  survival: [g] share of the
+    steps that verified position j in which drafts 1..j were all accepted (NaN: never verified).  predicted, realised:
+    mean over steps of the accepted drafts that confidences promised for the verified rows, and of those that came.
     """
 
     steps: int
@@ -54,10 +54,9 @@ class Telemetry:
     def record(self, outcome: Outcome) -> None:
         """Count one step."""
         step = np.empty((outcome.slots.size, self._table.shape[1]))
-        drafted = outcome.survivals is not None
-        step[:, 0], step[:, 1] = 1, self._width if drafted else 0
+        step[:, 0], step[:, 1] = 1, 0 if outcome.survivals is None else self._width
         step[:, 2], step[:, 3] = outcome.lengths, outcome.accepted
-        step[:, 4] = np.einsum("rg,rg->r", outcome.survivals, outcome.judged) if drafted else 0
+        step[:, 4] = 0 if outcome.survivals is None else (outcome.survivals * outcome.judged).sum(axis=1)
         step[:, 5 : 5 + self._width] = outcome.judged
         step[:, 5 + self._width :] = outcome.survived
         self._table[outcome.slots] += step

@@ -1,6 +1,7 @@
 """The sampling transform: owns the one map from logits to the law a token is drawn from, for target and draft alike.
 
-Penalties and bans that depend on the emitted prefix are `penalties`' business; drawing is left to `proposing` and `verify`.
+Penalties and bans that depend on the emitted prefix are `penalties`' business; drawing is left to `proposing` and
+`verify`.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ FilterOrder = Literal["p_k", "k_p"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How one request samples; the same settings must make p and q if acceptance is to be high (exactness needs only p)."""
+    """How one request samples; the same settings must make p and q if acceptance is to be high (exactness needs only
+    p).
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -92,7 +95,9 @@ class SettingsTable:
 
 
 def argmax(rows: Tensor) -> Tensor:
-    """Return the index of the largest entry of each row [..., V] -> [...]; ties go to the lowest index on every device."""
+    """Return the index of the largest entry of each row [..., V] -> [...]; ties go to the lowest index on every
+    device.
+    """
     vocab_size = rows.shape[-1]
     indices = torch.arange(vocab_size, device=rows.device).expand(rows.shape)
     tied = rows == rows.amax(-1, keepdim=True)
@@ -132,7 +137,8 @@ def _filtered(probs: Tensor, table: SettingsTable) -> Tensor:
 def transform_rows(logits: Tensor, table: SettingsTable, allowed: Tensor | None = None) -> Tensor:
     """Turn logits [T, V] into laws [T, V] under per-row settings; the result has the logits' dtype (at least float32).
 
-    allowed: [T, V] or [V] bool, the grammar or ban mask (None allows all).  A row that allows no token raises InputError.
+    allowed: [T, V] or [V] bool, the grammar or ban mask (None allows all).  A row that allows no token raises
+    InputError.
     Order: mask, temperature, filters, renormalise; greedy rows are the one-hot argmax of the masked logits.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -152,7 +158,9 @@ def transform_rows(logits: Tensor, table: SettingsTable, allowed: Tensor | None 
 
 
 def transform(logits: Tensor, settings: SamplingSettings, allowed: Tensor | None = None) -> Tensor:
-    """Turn logits [..., V] into laws [..., V] under one request's settings; `allowed` [..., V] or [V] as in `transform_rows`."""
+    """Turn logits [..., V] into laws [..., V] under one request's settings; `allowed` [..., V] or [V] as in
+    `transform_rows`.
+    """
     vocab_size = logits.shape[-1]
     if settings.ban:
         outside = [token for token in settings.ban if not 0 <= token < vocab_size]

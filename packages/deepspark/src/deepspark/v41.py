@@ -1,4 +1,5 @@
-"""DeepSeek-V4.1's drafter heads: owns their names and formats in the released checkpoints, and what must fit the target.
+"""DeepSeek-V4.1's drafter heads: owns their names and formats in the released checkpoints, and what must fit the
+target.
 
 The draft stages themselves (blocks, taps, context rings) are model code of an engine, reached as a `DraftBackbone`.
 Source: model specification, section 11, and DSpark specification, section 4.
@@ -68,7 +69,8 @@ class V41DraftConfig:
         outside = [layer for layer in self.target_layer_ids if not 0 <= layer < self.num_hidden_layers]
         if outside or not self.target_layer_ids:
             raise CheckpointError(
-                f"dspark_target_layer_ids (the taps) must be layers 0..{self.num_hidden_layers - 1}, got {list(self.target_layer_ids)}"
+                f"dspark_target_layer_ids (the taps) must be layers 0..{self.num_hidden_layers - 1}, "
+                f"got {list(self.target_layer_ids)}"
             )
         if not 0 <= self.noise_token_id < self.vocab_size:
             raise CheckpointError(
@@ -94,7 +96,8 @@ class V41DraftConfig:
 
 
 def load_heads(config: V41DraftConfig, tensors: Mapping[str, Tensor]) -> SequentialHeads:
-    """Build the heads from checkpoint tensors (all names, or only those under `config.last_stage`); weights keep their dtype.
+    """Build the heads from checkpoint tensors (all names, or only those under `config.last_stage`); weights keep their
+    dtype.
 
     Raises CheckpointError naming each head tensor that is missing or has another shape than the configuration says.
     """

@@ -1,7 +1,8 @@
 """Verification: owns the acceptance rules as pure functions of laws, drafts and explicit noise.
 
 Which rows exist is the scheduler's decision, where the noise comes from is `noise`'s, what a stop token cuts is
-`emission`'s.  Every rule emits `accepted` drafts and exactly one more token.  Source: DSpark specification, section 3.2.
+`emission`'s.  Every rule emits `accepted` drafts and exactly one more token.  Source: DSpark specification, section
+3.2.
 
 Exactness needs q to be the law x was drawn from, p the law of plain decoding, and a cut that `admissibility` allows.
 """
@@ -19,7 +20,8 @@ from deepspark.transform import argmax
 __all__ = ["RULES", "Kind", "Noise", "Rows", "Rule", "Verdict", "VerifyKernels", "draw", "verify", "verify_rows"]
 
 Rule = Literal["greedy", "chain", "coupled", "block", "match"]
-"""`coupled` is the chain rule that judges the first unverified draft against the last row instead of drawing afresh there:
+"""`coupled` is the chain rule that judges the first unverified draft against the last row instead of drawing afresh
+there:
 same cost and tokens, and it admits cuts that depend on the draft itself (DSpark specification, section 3.3)."""
 
 RULES: tuple[Rule, ...] = ("greedy", "chain", "coupled", "block", "match")
@@ -91,7 +93,7 @@ class Verdict:
         """Return each request's tokens of this step as host lists; `x` [R, g] are the drafts that were judged."""
         drafts = x.tolist()
         counts = self.accepted.tolist()
-        return [drafts[r][: counts[r]] + [token] for r, token in enumerate(self.token.tolist())]
+        return [[*drafts[r][: counts[r]], token] for r, token in enumerate(self.token.tolist())]
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -244,7 +246,8 @@ def _check(rows: Rows, rule: Rule) -> None:
 def verify_rows(rows: Rows, noise: Noise, rule: Rule = "chain", kernels: VerifyKernels | None = None) -> Verdict:
     """Judge the drafts of a ragged batch; see `Rows` for layouts.  Pure: equal arguments give equal verdicts.
 
-    kernels: a device's `VerifyKernels`, None the reference.  ell may not exceed g (not checked: it lives on the device).
+    kernels: a device's `VerifyKernels`, None the reference.  ell may not exceed g (not checked: it lives on the
+    device).
     """
     _check(rows, rule)
     if rule == "greedy":

@@ -62,7 +62,9 @@ def extra_walls(P: Floats, Q: Floats, x: Sequence[int]) -> list[float]:
     return walls
 
 
-def outcomes(P: Floats, Q: Floats, x: Sequence[int], ell: int, rule: Rule, known: Sequence[Interval] = ()) -> list[Cell]:
+def outcomes(
+    P: Floats, Q: Floats, x: Sequence[int], ell: int, rule: Rule, known: Sequence[Interval] = ()
+) -> list[Cell]:
     """Return the exact outcomes of one block: P [g+1, V], Q [g, V], drafts x, verified length ell.
 
     known: where each acceptance uniform is already known to lie (empty: anywhere); probabilities are conditional on it.

@@ -30,6 +30,7 @@ class FixedLength:
     sees = Sees.PAST
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         return [self.length for _ in views]
 
 
@@ -41,6 +42,7 @@ class Threshold:
     sees = Sees.PAST
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         return [int(np.cumprod(view.conf >= self.least).sum()) for view in views]
 
 
@@ -52,6 +54,7 @@ class WalkOfCurrent:
     sees = Sees.PAST
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         return [int(length) for length in algorithm_one(_current(views), self.step_ms).lengths]
 
 
@@ -63,17 +66,21 @@ class TopOfCurrent:
     sees = Sees.PAST
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         return [int(length) for length in allocate(_current(views), self.budget)]
 
 
 @dataclass(frozen=True)
 class BestOfCurrent:
-    """WRONG with sampling rules: the best of all budgets on current confidences, which have seen the drafts they admit."""
+    """WRONG with sampling rules: the best of all budgets on current confidences, which have seen the drafts they
+    admit.
+    """
 
     step_ms: Floats
     sees = Sees.BLOCK
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         current = _current(views)
         return [int(length) for length in allocate(current, choose_budget(current, self.step_ms).drafts)]
 
@@ -86,6 +93,7 @@ class LookAhead:
     sees = Sees.DRAFT
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         return [self._length(view.conf) for view in views]
 
     def _length(self, conf: Floats) -> int:
@@ -101,6 +109,7 @@ class OwnProbability:
     sees = Sees.DRAFT
 
     def __call__(self, views: list[CutView]) -> list[int]:
+        """Return lengths."""
         return [self._length(view) for view in views]
 
     def _length(self, view: CutView) -> int:

@@ -95,7 +95,9 @@ class WorldSource:
 class WorldEngine:
     """The public decoder over a world; settings None decodes plainly."""
 
-    def __init__(self, world: World, width: int, settings: DrafterSettings | None, cost: CostTable, batch: int = 256) -> None:
+    def __init__(
+        self, world: World, width: int, settings: DrafterSettings | None, cost: CostTable, batch: int = 256
+    ) -> None:
         self.world = world
         self._width = width
         self._settings = settings

@@ -1,7 +1,7 @@
 """Loops of several blocks exactly: owns the enumeration of everything that can happen until enough tokens are out.
 
-One block is `blocks`'.  Only a loop shows what old confidences and noise keys do: a position can be drafted again, and a
-key that repeats hands out a number that an old confidence has already seen.
+One block is `blocks`'.  Only a loop shows what old confidences and noise keys do: a position can be drafted again, and
+a key that repeats hands out a number that an old confidence has already seen.
 """
 
 import copy
@@ -42,8 +42,8 @@ class Planner(Protocol):
 class OldConfidence:
     """Verifies a whole block if the last confidence of the block before was at least `least`, else nothing.
 
-    A harsh use of old knowledge, which any search may use: what keys leak, this shows.  first: the first block's length;
-    with `least` 0 and a whole first block it always verifies everything.
+    A harsh use of old knowledge, which any search may use: what keys leak, this shows.  first: the first block's
+    length; with `least` 0 and a whole first block it always verifies everything.
     """
 
     def __init__(self, least: float, width: int, first: int = 0) -> None:
@@ -138,7 +138,9 @@ class LoopAudit:
             paths = grown
         yield from paths
 
-    def _outcomes(self, tokens: Tokens, x: Tokens, ell: int, known: Known) -> Iterator[tuple[Tokens, int, float, Known]]:
+    def _outcomes(
+        self, tokens: Tokens, x: Tokens, ell: int, known: Known
+    ) -> Iterator[tuple[Tokens, int, float, Known]]:
         """Yield what the block can emit: tokens, accepted drafts, chance, and what noise is then known to be."""
         P, (Q, _) = self.world.target_rows(tokens, x), self.world.draft_rows(tokens, x)
         if self.accept_key == "block":

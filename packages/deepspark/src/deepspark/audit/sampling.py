@@ -2,12 +2,12 @@
 
 Worlds that can be enumerated need no samples: see `blocks` and `loops`.
 
-The test.  n token sequences are folded into K classes; D is the total variation between their shares and the law (or the
-shares of a second engine's m sequences).  Changing one sequence moves D by at most 1/n, so D exceeds its mean by
-sqrt(ln(1/a) (1/n + 1/m) / 2) with chance at most a (McDiarmid); and if the engine is lossless that mean is at most
-sum sqrt(p (1-p) / n) / 2, or sqrt(K (1/n + 1/m)) / 2 against a second engine.  The sum of both is the threshold: a lossless
-engine fails with chance at most a.  An engine whose true distance is the threshold plus sqrt(ln(1/b) (1/n + 1/m) / 2) or
-more passes with chance at most b.
+The test.  n token sequences are folded into K classes; D is the total variation between their shares and the law (or
+the shares of a second engine's m sequences).  Changing one sequence moves D by at most 1/n, so D exceeds its mean by
+sqrt(ln(1/a) (1/n + 1/m) / 2) with chance at most a (McDiarmid); and if the engine is lossless that mean is at most sum
+sqrt(p (1-p) / n) / 2, or sqrt(K (1/n + 1/m)) / 2 against a second engine.  The sum of both is the threshold: a lossless
+engine fails with chance at most a.  An engine whose true distance is the threshold plus sqrt(ln(1/b) (1/n + 1/m) / 2)
+or more passes with chance at most b.
 """
 
 import math
@@ -28,15 +28,17 @@ class AuditedEngine(Protocol):
     """The whole of what an engine must offer to be audited: run its public loop, scheduler and all."""
 
     def sample(self, seeds: Sequence[int], num_tokens: int) -> list[Tokens]:
-        """Return the first `num_tokens` tokens after one fixed prompt, once for each seed; seeds independent requests."""
+        """Return the first `num_tokens` tokens after one fixed prompt, once for each seed; seeds independent
+        requests.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineVerdict:
     """The outcome of a test.
 
-    distance is the measured total variation, threshold what a lossless engine exceeds with chance at most `false_alarm`;
-    a true distance of `detectable` or more is missed with chance at most `missed`.
+    distance is the measured total variation, threshold what a lossless engine exceeds with chance at most
+    `false_alarm`; a true distance of `detectable` or more is missed with chance at most `missed`.
     """
 
     distance: float
@@ -65,7 +67,12 @@ def _slack(chance: float, per_sample: float) -> float:
 
 
 def audit_against_law(
-    samples: Sequence[Tokens], law: Mapping[Tokens, float], fold: Fold, *, false_alarm: float = 1e-3, missed: float = 1e-3
+    samples: Sequence[Tokens],
+    law: Mapping[Tokens, float],
+    fold: Fold,
+    *,
+    false_alarm: float = 1e-3,
+    missed: float = 1e-3,
 ) -> EngineVerdict:
     """Test samples of an engine against the exact law of plain decoding over the same sequences."""
     if not samples:

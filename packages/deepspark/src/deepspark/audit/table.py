@@ -38,7 +38,9 @@ _RULES: tuple[Rule, ...] = ("chain", "coupled", "block")
 
 @dataclass(frozen=True)
 class Line:
-    """One cell of the table: the largest total variation over its worlds, and whether the rule should be exact there."""
+    """One cell of the table: the largest total variation over its worlds, and whether the rule should be exact
+    there.
+    """
 
     cut: str
     rule: str
@@ -76,7 +78,9 @@ def _joint(tables: list[NDArray[np.float64]]) -> dict[str, tuple[Sees, list[_Cut
 
 
 def _times(seed: int, requests: int) -> list[NDArray[np.float64]]:
-    """Return a smooth table, which Algorithm 1 can walk, and a stair, where late confidences decide between all and none."""
+    """Return a smooth table, which Algorithm 1 can walk, and a stair, where late confidences decide between all and
+    none.
+    """
     rng = np.random.default_rng([seed, requests])
     count = requests * _WIDTH
     smooth = np.cumsum([requests, *np.sort(rng.exponential(0.3, count))])
@@ -85,7 +89,9 @@ def _times(seed: int, requests: int) -> list[NDArray[np.float64]]:
 
 
 def admissibility_table(worlds: int = 20, vocab_size: int = 3) -> list[Line]:
-    """Enumerate every cut under every sampling rule; the joint cuts under the chain rule, over two requests' joint law."""
+    """Enumerate every cut under every sampling rule; the joint cuts under the chain rule, over two requests' joint
+    law.
+    """
     worst: dict[tuple[str, str], float] = {}
     exact: dict[tuple[str, str], bool] = {}
 
@@ -119,7 +125,9 @@ def noise_key_table(worlds: int = 4) -> list[Line]:
     ]
     lines = []
     for name, rule, planner, draft_key, accept_key in loops:
-        audits = [LoopAudit(World(2, seed, agreement=0.2), _WIDTH, rule, draft_key, accept_key) for seed in range(worlds)]
+        audits = [
+            LoopAudit(World(2, seed, agreement=0.2), _WIDTH, rule, draft_key, accept_key) for seed in range(worlds)
+        ]
         tv = max(audit.tv(planner, length=2) for audit in audits)
         right = draft_key == "block" and (accept_key == "block" or rule == "chain")
         lines.append(Line(name, rule, tv, right))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from deepspark.backbone import BlockRows
-from deepspark.errors import InputError
 from deepspark.deepspec.model import Context, DeepSpecModel
+from deepspark.errors import InputError
 
 __all__ = ["DeepSpecBackbone"]
 
@@ -48,11 +48,14 @@ class DeepSpecBackbone:
 
     @torch.no_grad()
     def feed(self, slot: int, features: Tensor, start: int) -> None:
-        """Store tapped activations [N, taps * D] of positions start..start+N-1; they may overwrite, not leave a hole."""
+        """Store tapped activations [N, taps * D] of positions start..start+N-1; they may overwrite, not leave a
+        hole.
+        """
         end = start + features.shape[0]
         if not self._first[slot] <= start <= self._fed[slot]:
             raise InputError(
-                f"slot {slot} holds context {self._first[slot]}..{self._fed[slot] - 1}; feeding from {start} would leave a hole"
+                f"slot {slot} holds context {self._first[slot]}..{self._fed[slot] - 1}; feeding from {start} would "
+                "leave a hole"
             )
         if end > self.keys.shape[2]:
             raise InputError(
@@ -76,8 +79,8 @@ class DeepSpecBackbone:
         for slot, end in zip(chosen, ends, strict=True):
             if not self._first[slot] <= end <= self._fed[slot]:
                 raise InputError(
-                    f"slot {slot} was fed up to position {self._fed[slot]}, the anchor stands at {end}: feed the rows that the "
-                    "target ate before drafting"
+                    f"slot {slot} was fed up to position {self._fed[slot]}, the anchor stands at {end}: feed the rows "
+                    "that the target ate before drafting"
                 )
         length = max(ends)
         context = Context(
@@ -94,7 +97,9 @@ class DeepSpecBackbone:
 
 
 def visible_context(positions: Tensor, first: Tensor, length: int, window: int) -> Tensor:
-    """Return [R, length] bool: which context positions a block with its anchor at `positions` [R] sees (window 0: all)."""
+    """Return [R, length] bool: which context positions a block with its anchor at `positions` [R] sees (window 0:
+    all).
+    """
     index = torch.arange(length, device=positions.device)
     seen = (index < positions[:, None]) & (index >= first[:, None])
     return seen & (index >= positions[:, None] - window) if window else seen

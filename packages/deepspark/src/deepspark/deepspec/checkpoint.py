@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deepspark.errors import CheckpointError
 from deepspark.deepspec.config import DeepSpecConfig, TargetFacts
 from deepspark.deepspec.model import DeepSpecModel
+from deepspark.errors import CheckpointError
 
 __all__ = ["load_drafter", "load_weights"]
 
@@ -30,7 +30,8 @@ def _ours(name: str) -> str:
 def load_weights(
     model: DeepSpecModel, tensors: Mapping[str, Tensor], shared: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Load `tensors` into `model` in place; raise CheckpointError naming every tensor that is missing, surplus or misshapen.
+    """Load `tensors` into `model` in place; raise CheckpointError naming every tensor that is missing, surplus or
+    misshapen.
 
     shared: the target's `embed_tokens.weight` and `lm_head.weight`, for checkpoints that leave them out.
     """
@@ -64,9 +65,11 @@ def _hint(name: str, config: DeepSpecConfig) -> str:
 def load_drafter(
     folder: Path, target: TargetFacts, shared: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
 ) -> DeepSpecModel:
-    """Load the drafter in `folder` (config.json and *.safetensors) for `target`; raises CheckpointError before it can run badly.
+    """Load the drafter in `folder` (config.json and *.safetensors) for `target`; raises CheckpointError before it can
+    run badly.
 
-    shared: as in `load_weights`.  dtype: convert weights (None keeps the files').  Returns the model in evaluation mode.
+    shared: as in `load_weights`.  dtype: convert weights (None keeps the files').  Returns the model in evaluation
+    mode.
     """
     path = folder / "config.json"
     if not path.is_file():

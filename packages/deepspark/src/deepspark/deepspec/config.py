@@ -31,8 +31,8 @@ class DeepSpecConfig:
 
     target_layer_ids: the taps; the OUTPUT of each layer (-1: the embedding), concatenated in this order.
     mask_token_id: the noise token of block rows 1..g-1.  attention_window: context positions a block sees (0: all).
-    family 'gemma': scaled embeddings, unweighted norm on V, optional K = V, attention scale 1, four norms a layer, a layer
-    scalar, and a soft cap on base logits before the Markov bias.
+    family 'gemma': scaled embeddings, unweighted norm on V, optional K = V, attention scale 1, four norms a layer, a
+    layer scalar, and a soft cap on base logits before the Markov bias.
     """
 
     vocab_size: int
@@ -113,8 +113,8 @@ class DeepSpecConfig:
         outside = [layer for layer in self.target_layer_ids if not -1 <= layer < last]
         if outside:
             raise CheckpointError(
-                f"taps {outside} do not exist in the target: expected layers -1..{last - 1} of its {last + 1} (the last layer "
-                "is not allowed, its output is only kept normed); this drafter was made for another target"
+                f"taps {outside} do not exist in the target: expected layers -1..{last - 1} of its {last + 1} (the "
+                "last layer is not allowed, its output is only kept normed); this drafter was made for another target"
             )
         if self.hidden_size != target.hidden_size:
             raise CheckpointError(

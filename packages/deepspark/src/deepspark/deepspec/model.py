@@ -5,13 +5,14 @@ Source: DSpark specification, sections 1.1 and 1.2.  Shapes: R requests, N conte
 """
 
 from dataclasses import dataclass
+from typing import override
 
 import torch
 from torch import Tensor, nn
 
 from deepspark.backbone import BlockRows
-from deepspark.heads import SequentialHeads
 from deepspark.deepspec.config import DeepSpecConfig
+from deepspark.heads import SequentialHeads
 
 __all__ = ["Context", "DeepSpecModel", "rotate"]
 
@@ -33,6 +34,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width)) if weighted else None
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """Norm the last dimension."""
         wide = x if x.dtype == torch.float64 else x.float()
@@ -41,7 +43,9 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Apply rotary embedding over the whole head [..., heads, head_dim] at `positions` [...]; pairs (t, t + head_dim/2)."""
+    """Apply rotary embedding over the whole head [..., heads, head_dim] at `positions` [...]; pairs (t, t +
+    head_dim/2).
+    """
     half = x.shape[-1] // 2
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=wide) / half)
@@ -77,8 +81,11 @@ class Attention(nn.Module):
             values = self.v_norm(values)
         return rotate(self.k_norm(raw), positions, self.config.rope_theta), values
 
+    @override
     def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-        """Attend from block rows `x` [R, g, D] to context [R, N, kv heads, head_dim], `visible` [R, N], and to the block."""
+        """Attend from block rows `x` [R, g, D] to context [R, N, kv heads, head_dim], `visible` [R, N], and to the
+        block.
+        """
         queries = self.q_norm(self.q_proj(x).unflatten(-1, (self.config.num_attention_heads, -1)))
         queries = rotate(queries, positions, self.config.rope_theta)
         block_keys, block_values = self.keys_values(x, positions)
@@ -104,6 +111,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.act = nn.GELU("tanh") if config.family == "gemma" else nn.SiLU()
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """Apply to rows [..., D]."""
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
@@ -125,6 +133,7 @@ class Layer(nn.Module):
             self.post_feedforward_layernorm = RMSNorm(width, eps)
             self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
 
+    @override
     def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
         """Run block rows [R, g, D] over one layer's context."""
         attended = self.self_attn(self.input_layernorm(x), positions, keys, values, visible)
@@ -137,7 +146,9 @@ class Layer(nn.Module):
 
 
 class DeepSpecModel(nn.Module):
-    """The whole drafter: projection of the taps, draft layers, last norm, sequential heads; embedding and head are the target's."""
+    """The whole drafter: projection of the taps, draft layers, last norm, sequential heads; embedding and head are the
+    target's.
+    """
 
     def __init__(self, config: DeepSpecConfig) -> None:
         super().__init__()
@@ -154,7 +165,8 @@ class DeepSpecModel(nn.Module):
         self.heads = SequentialHeads(config.heads)
 
     def context_rows(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values [L, ..., kv heads, head_dim] of tapped activations [..., taps * D] at `positions` [...].
+        """Return keys and values [L, ..., kv heads, head_dim] of tapped activations [..., taps * D] at `positions`
+        [...].
 
         Context rows skip the layers' input norm.
         """
@@ -181,4 +193,4 @@ class DeepSpecModel(nn.Module):
         logits = self.lm_head(normed)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * torch.tanh(logits / cap)  # type: ignore[no-any-return]
+        return logits if cap is None else cap * torch.tanh(logits / cap)

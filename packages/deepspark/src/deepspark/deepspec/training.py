@@ -1,4 +1,5 @@
-"""Training a drafter: owns the choice of anchors, the teacher-forced forward pass and the loss; optimisers are the caller's.
+"""Training a drafter: owns the choice of anchors, the teacher-forced forward pass and the loss; optimisers are the
+caller's.
 
 Source: DSpark specification, section 2.
 """
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepspark.errors import InputError
 from deepspark.deepspec.backbone import visible_context
 from deepspark.deepspec.model import Context, DeepSpecModel
+from deepspark.errors import InputError
 
 __all__ = ["Anchors", "LossSettings", "Losses", "TrainingRows", "choose_anchors", "drafter_loss", "training_rows"]
 
@@ -19,8 +20,8 @@ __all__ = ["Anchors", "LossSettings", "Losses", "TrainingRows", "choose_anchors"
 class Anchors:
     """Training blocks of one sequence.
 
-    positions: [A] ascending; keep: [A] bool, unused slots are False.  labels: [A, g] token t+1+k (the sequence's last one
-    beyond its end).  valid: [A, g] bool, every label up to here is supervised.
+    positions: [A] ascending; keep: [A] bool, unused slots are False.  labels: [A, g] token t+1+k (the sequence's last
+    one beyond its end).  valid: [A, g] bool, every label up to here is supervised.
     """
 
     positions: Tensor
@@ -38,7 +39,7 @@ def choose_anchors(ids: Tensor, loss_mask: Tensor, uniforms: Tensor, num_anchors
     eligible = supervised[:-1] & supervised[1:]
     if uniforms.shape != eligible.shape:
         raise InputError(
-            f"uniforms must be [{eligible.shape[0]}], one for each position with a successor, got {list(uniforms.shape)}"
+            f"uniforms must be [{eligible.shape[0]}], one a position with a successor, got {list(uniforms.shape)}"
         )
     ranked = torch.where(eligible, uniforms, torch.inf).argsort(stable=True)[:num_anchors]
     chosen = ranked[eligible[ranked]].sort().values
@@ -60,7 +61,8 @@ class TrainingRows:
 
 
 def training_rows(model: DeepSpecModel, ids: Tensor, features: Tensor, anchors: Anchors) -> TrainingRows:
-    """Run all blocks of one sequence: a block at t sees context positions < t and itself; row k is fed the true token t+k.
+    """Run all blocks of one sequence: a block at t sees context positions < t and itself; row k is fed the true token
+    t+k.
 
     ids: [T]; features: [T, taps * D], the target's tapped activations.
     """
@@ -90,7 +92,9 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The loss and its parts; tau is the accepted length that the training rows predict, extra token counted (no gradient)."""
+    """The loss and its parts; tau is the accepted length that the training rows predict, extra token counted (no
+    gradient).
+    """
 
     loss: Tensor
     ce: Tensor
@@ -102,8 +106,8 @@ class Losses:
 def drafter_loss(rows: TrainingRows, anchors: Anchors, target_logits: Tensor, settings: LossSettings) -> Losses:
     """Return a_ce CE(draft, token) + a_tv |softmax(draft) - softmax(target)|_1 + a_conf BCE(confidence, 1 - TV).
 
-    target_logits: [T, V] of the sequence; row k of a block at t is compared with row t+k.  Means are weighted over all valid
-    slots; the confidence's label is detached.
+    target_logits: [T, V] of the sequence; row k of a block at t is compared with row t+k.  Means are weighted over all
+    valid slots; the confidence's label is detached.
     """
     width = anchors.labels.shape[1]
     offsets = torch.arange(width, device=anchors.labels.device)

@@ -18,14 +18,18 @@ __all__ = ["SlopeEstimator", "WindowMedian", "deepinfer_rows", "deepinfer_total_
 Floats = NDArray[np.float64]
 
 
-def deepinfer_total_rows(survivals: Floats, sizes: Sequence[int], ms: Sequence[float], extra_ms: float, slope_ms: float) -> int:
+def deepinfer_total_rows(
+    survivals: Floats, sizes: Sequence[int], ms: Sequence[float], extra_ms: float, slope_ms: float
+) -> int:
     """Return DeepInfer 0.1's rows of a step: best budget over captured sizes looked up upward, plus slope x size.
 
-    extra_ms: its sampler's median time.  Sizes past the last graph are skipped.  Survivals [R, g] are summed in float32.
+    extra_ms: its sampler's median time.  Sizes past the last graph are skipped.  Survivals [R, g] are summed in
+    float32.
     """
     table = CostTable(sizes, ms, mode="ceil", slope_ms=slope_ms, fixed_ms=extra_ms)
     requests, width = survivals.shape
-    return requests + choose_budget(survivals.astype(np.float32), table.budgets_ms(requests, width)).drafts
+    budget = choose_budget(survivals.astype(np.float32), table.budgets_ms(requests, width))
+    return int(requests + budget.drafts)
 
 
 def deepinfer_rows(survivals: Floats, total_rows: int) -> list[int]:
@@ -35,7 +39,8 @@ def deepinfer_rows(survivals: Floats, total_rows: int) -> list[int]:
 
 
 def vllm_budget(survivals: Floats, draft_ms: Sequence[float], verify_ms: Sequence[float], non_draft_rows: int) -> int:
-    """Return vLLM's budget of drafts: tokens over draft_ms[requests] + verify_ms[drafts + non-draft rows], a rising staircase.
+    """Return vLLM's budget of drafts: tokens over draft_ms[requests] + verify_ms[drafts + non-draft rows], a rising
+    staircase.
 
     Budgets beyond the table are not considered.
     """
@@ -60,7 +65,8 @@ class WindowMedian:
 
 
 class SlopeEstimator:
-    """DeepInfer's run-time correction: median over sizes of the per-size median of (measured - profiled) / size, at least 0.
+    """DeepInfer's run-time correction: median over sizes of the per-size median of (measured - profiled) / size, at
+    least 0.
 
     Only the last `window` steps count, and sizes with `min_samples` of them.
     """

@@ -47,7 +47,11 @@ def _drafting(row: dict[str, Any], model: DeepSpecModel, tensors: dict[str, Tens
     settings = SamplingSettings(**row["sampling"])
     with torch.no_grad():
         drafts = propose(
-            rows, model.heads, anchors, lambda logits, offset: transform(logits, settings), by_uniforms(floats([row["uniforms"]]))
+            rows,
+            model.heads,
+            anchors,
+            lambda logits, offset: transform(logits, settings),
+            by_uniforms(floats([row["uniforms"]])),
         )
     expect("tokens", drafts.tokens[0].tolist(), row["tokens"])
     _near("logits", drafts.logits[0], tensors["logits"])

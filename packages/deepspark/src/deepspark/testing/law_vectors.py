@@ -66,7 +66,7 @@ def world_trace(row: dict[str, Any], folder: Path) -> None:
     for number, want in enumerate(row["rounds"]):
 
         def at(tokens: list[int]) -> int:
-            return tokens[-2] * vocab_size + tokens[-1]
+            return int(tokens[-2] * vocab_size + tokens[-1])
 
         x: list[int] = []
         conf: list[float] = []

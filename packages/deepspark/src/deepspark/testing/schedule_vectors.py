@@ -1,4 +1,6 @@
-"""Checks of schedules, calibration and dialects against rows of golden vectors; owns the translation of their fields."""
+"""Checks of schedules, calibration and dialects against rows of golden vectors; owns the translation of their
+fields.
+"""
 
 from pathlib import Path
 from typing import Any

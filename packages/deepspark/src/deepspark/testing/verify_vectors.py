@@ -1,4 +1,6 @@
-"""Checks of verification, transforms and emission against rows of golden vectors; owns the translation of their fields."""
+"""Checks of verification, transforms and emission against rows of golden vectors; owns the translation of their
+fields.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,19 @@ from deepspark.ragged import pack
 from deepspark.transform import SamplingSettings, transform
 from deepspark.verify import Kind, Noise, Rows, Rule, Verdict, verify, verify_rows
 
-__all__ = ["expect", "expect_close", "floats", "greedy", "ints", "logprobs", "match", "ragged", "stops", "transforms", "verify_rules"]
+__all__ = [
+    "expect",
+    "expect_close",
+    "floats",
+    "greedy",
+    "ints",
+    "logprobs",
+    "match",
+    "ragged",
+    "stops",
+    "transforms",
+    "verify_rules",
+]
 
 TOLERANCE = 1e-5
 
@@ -76,14 +90,18 @@ def match(row: dict[str, Any], folder: Path) -> None:
     _expect_verdict("match", verify(P, None, x, ints([row["ell"]]), Noise(match=numbers), "match"), x, row)
     for i, token in enumerate(row["plain"]):
         # A row without drafts that match emits what plain decoding does at this place.
-        alone = verify(P[:, i : i + 1].expand(1, 2, -1), None, x[:, :1], ints([0]), Noise(match=numbers[:, [i, i]]), "match")
+        alone = verify(
+            P[:, i : i + 1].expand(1, 2, -1), None, x[:, :1], ints([0]), Noise(match=numbers[:, [i, i]]), "match"
+        )
         expect(f"plain token {i}", int(alone.token[0]), token)
 
 
 def ragged(row: dict[str, Any], folder: Path) -> None:
     """ragged.jsonl: flat packing of a batch, judged by the chain rule."""
-    columns = [np.asarray(row[name], np.int64) for name in ("anchors", "drafts", "ells", "positions")]
-    batch = pack(*columns)
+    anchors, drafts, ells, positions = (
+        np.asarray(row[name], np.int64) for name in ("anchors", "drafts", "ells", "positions")
+    )
+    batch = pack(anchors, drafts, ells, positions)
     flat = row["flat"]
     for name, want in flat.items():
         expect(f"flat {name}", getattr(batch, name).tolist(), want)
