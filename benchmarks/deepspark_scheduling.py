@@ -2,11 +2,12 @@
 
     python benchmarks/deepspark_scheduling.py overhead      host time of scheduling and verification bookkeeping a step
     python benchmarks/deepspark_scheduling.py throughput    against no drafts and every fixed width, batch sizes 1..256
-    python benchmarks/deepspark_scheduling.py tradeoff      verified drafts against tokens; --plot FILE.png draws it (needs matplotlib)
+    python benchmarks/deepspark_scheduling.py tradeoff      verified drafts against tokens; --plot FILE.png draws it
+    (needs matplotlib)
 
-Times are rooflines of one H200 for DeepSeek-V4.1-Flash, not measurements: bytes and FLOPs of the model over the read and
-matrix rates measured on that card.  Acceptance is simulated; confidences are the simulated acceptance itself, that is,
-perfectly calibrated.
+Times are rooflines of one H200 for DeepSeek-V4.1-Flash, not measurements: bytes and FLOPs of the model over the read
+and matrix rates measured on that card.  Acceptance is simulated; confidences are the simulated acceptance itself, that
+is, perfectly calibrated.
 """
 
 import argparse
@@ -20,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepspark.cost import CostTable
-from deepspark.policy import Asynchronous, Fixed, Policy, SurvivalThreshold
+from deepspark.parking import Parking
+from deepspark.policy import Asynchronous, Policy
 from deepspark.ragged import count_accepted, emitted_tokens, pack
 from deepspark.schedule import allocate, survival, survival_threshold
 from deepspark.scheduler import Scheduler, StepRequests
@@ -96,7 +98,7 @@ def simulate(policy: Policy, text: Text, requests: int, steps: int) -> float:
     """Run the scheduler for `steps` steps; return tokens a millisecond (expected tokens of each step's choice)."""
     rng = np.random.default_rng(requests)
     table = h200_table(requests)
-    scheduler = Scheduler(policy, table, WIDTH, requests)
+    scheduler = Scheduler(policy, table, WIDTH, requests, parking=Parking())
     step = StepRequests(np.arange(requests), np.full(requests, WIDTH))
     tokens = ms = 0.0
     for _ in range(steps):
@@ -120,7 +122,8 @@ def fixed_rate(text: Text, requests: int, width: int) -> float:
 
 def throughput(steps: int, every: int) -> None:
     """Print the worst ratios over all batch sizes."""
-    print(f"{'acceptance':>22} {'worst / off':>12} {'at batch':>9} {'worst / best fixed':>19} {'at batch':>9} {'median / off':>13}")
+    heads = ("acceptance", "worst / off", "at batch", "worst / best fixed", "at batch", "median / off")
+    print("{:>22} {:>12} {:>9} {:>19} {:>9} {:>13}".format(*heads))
     for concentration in (None, 2.0):
         for mean in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
             text = Text(mean, concentration)
@@ -133,16 +136,14 @@ def throughput(steps: int, every: int) -> None:
                 best.append(rate / max(rates))
             name = f"{mean} everywhere" if concentration is None else f"Beta, mean {mean}"
             low, lowest = int(np.argmin(off)), int(np.argmin(best))
-            print(
-                f"{name:>22} {off[low]:12.3f} {batches[low]:9d} {best[lowest]:19.3f} {batches[lowest]:9d} {median(off):13.3f}",
-                flush=True,
-            )
+            cells = (name, off[low], batches[low], best[lowest], batches[lowest], median(off))
+            print("{:>22} {:12.3f} {:9d} {:19.3f} {:9d} {:13.3f}".format(*cells), flush=True)
 
 
 def overhead(requests: int, steps: int) -> None:
     """Print the host microseconds a step of scheduling, packing, acceptance counting, emission and telemetry."""
     rng = np.random.default_rng(0)
-    scheduler = Scheduler(Asynchronous(), h200_table(requests), WIDTH, requests)
+    scheduler = Scheduler(Asynchronous(), h200_table(requests), WIDTH, requests, parking=Parking())
     telemetry = Telemetry(requests, WIDTH)
     step = StepRequests(np.arange(requests), np.full(requests, WIDTH))
     anchors, positions = np.zeros(requests, np.int64), np.arange(requests)
@@ -165,7 +166,10 @@ def overhead(requests: int, steps: int) -> None:
         assert tokens.shape == (requests, WIDTH + 1)
         total_us.append((end - start) / 1e3)
         schedule_us.append((planned - start) / 1e3)
-    print(f"batch {requests}, block {WIDTH}: {median(total_us):.0f} us a step (median of {steps}), of it scheduling {median(schedule_us):.0f} us")
+    print(
+        f"batch {requests}, block {WIDTH}: {median(total_us):.0f} us a step (median of {steps}), "
+        f"of it scheduling {median(schedule_us):.0f} us"
+    )
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,10 @@ def tradeoff(plot: Path | None) -> None:
         for point in [*fixed, *thresholds, *budgets]:
             print(f"  {point.label:18} verified {point.verified:6.1%} of five   tokens {point.tokens:6.1%}")
         fewest = min((p for p in [*thresholds, *budgets] if p.tokens >= 0.97), key=lambda p: p.verified)
-        print(f"  fewest at 97 % of the tokens: {fewest.label}, {1 - fewest.verified:.1%} fewer drafts, {1 - fewest.tokens:.1%} fewer tokens")
+        print(
+            f"  fewest at 97 % of the tokens: {fewest.label}, {1 - fewest.verified:.1%} fewer drafts, "
+            f"{1 - fewest.tokens:.1%} fewer tokens"
+        )
     if plot is not None:
         draw_curves(curves, plot)
 
@@ -218,7 +225,9 @@ def draw_curves(curves: dict[str, list[list[Point]]], path: Path) -> None:
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(1, len(curves), figsize=(9, 3.6), sharey=True)
     for axis, (title, lines) in zip(axes, curves.items(), strict=True):
-        for name, style, line in zip(("fixed width", "survival threshold", "top-K, batch 64"), ("s--", "o-", "x:"), lines, strict=True):
+        for name, style, line in zip(
+            ("fixed width", "survival threshold", "top-K, batch 64"), ("s--", "o-", "x:"), lines, strict=True
+        ):
             axis.plot([p.verified * 100 for p in line], [p.tokens * 100 for p in line], style, label=name, markersize=4)
         axis.axhline(97, color="0.7", linewidth=0.8)
         axis.axvline(70, color="0.7", linewidth=0.8)

@@ -19,10 +19,11 @@ from deepspark.cost import CostTable
 from deepspark.errors import InputError
 from deepspark.estimate import RealisedAcceptance
 from deepspark.noise import accept_uniforms, draft_uniforms, extra_uniforms, match_gumbel
+from deepspark.parking import Parking
 from deepspark.policy import Asynchronous, Policy
 from deepspark.proposing import Blocks, Chooser, Drafts, Law, by_argmax, by_match_noise, by_uniforms
 from deepspark.ragged import RaggedBatch, pack
-from deepspark.scheduler import Parking, Scheduler, StepRequests
+from deepspark.scheduler import Scheduler, StepRequests
 from deepspark.telemetry import Telemetry
 from deepspark.transform import SamplingSettings, SettingsTable, transform_rows
 from deepspark.verify import Noise, Rows, Rule, Verdict, VerifyKernels, verify_rows

@@ -57,6 +57,7 @@ class SurvivalHistory:
         self._lag = lag
         self._step = 0
         self._next = 0
+        self._oldest = 0
 
     def begin(self, slot: int) -> None:
         """Forget what `slot` held before."""
@@ -70,10 +71,16 @@ class SurvivalHistory:
         latest = self._next - 1
         while self._drafted_at[latest % self._size] > self._step - self._lag:
             latest -= 1
+        fresh = latest - self._oldest + 1
+        depth = min(depth, fresh) if fresh > 0 else depth
         if depth == 1:
             return np.take(self._rings[latest % self._size], slots, axis=1).T[None]
         entries = [(latest - back) % self._size for back in range(depth)]
         return np.take(self._rings[entries], slots, axis=2).transpose(0, 2, 1)
+
+    def forget_older(self) -> None:
+        """Let decisions rest on drafting steps from now on, as soon as one of them is old enough."""
+        self._oldest = self._next
 
     def advance(self, slots: Ints | None = None, survivals: Floats | None = None) -> None:
         """End a step; `survivals` [R, g] are those of the block it drafted (None: it did not draft)."""

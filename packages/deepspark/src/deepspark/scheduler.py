@@ -13,33 +13,15 @@ from deepspark.admissibility import check_admissible
 from deepspark.cost import CostTable
 from deepspark.errors import InputError
 from deepspark.estimate import Outcome, SurvivalHistory, SurvivalTruth
+from deepspark.parking import Parking, ParkingMeter
 from deepspark.policy import Asynchronous, Off, Policy
 from deepspark.schedule import allocate, choose_budget, fill, survival
 from deepspark.verify import Rule
 
-__all__ = ["Decision", "Parking", "Scheduler", "StepRequests"]
+__all__ = ["Decision", "Scheduler", "StepRequests"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_BURST_ROWS = 16
-_LONGEST_BURST = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Parking:
-    """When to stop drafting because even the best schedule loses to plain decoding, and how to look again.
-
-    margin: drafting must promise this share more tokens a second.  patience: how many steps' worth of tokens a losing
-    spell may cost before drafting is parked; it bounds the loss, and keeps the noise of a small batch from parking a
-    winner.  A parked scheduler drafts a short burst every `first_probe` steps to see whether the text has changed;
-    after each burst that finds nothing the wait doubles, up to `last_probe`.
-    """
-
-    margin: float = 0.01
-    patience: float = 2.0
-    first_probe: int = 128
-    last_probe: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +43,20 @@ class StepRequests:
 class Decision:
     """Whether the step runs the drafter, and over how many drafts (None: the policy decides from current confidences).
 
-    A step that does not draft still feeds the draft context, so that drafting can begin again at any step.
+    A step that does not draft still feeds the draft context, so that drafting can begin again at any step.  longest:
+    most drafts that a request may verify (None: its limit); a probe verifies one.
     """
 
     draft: bool
     budget: int | None
+    longest: int | None = None
 
 
 class Scheduler:
     """Chooses lengths for up to `num_slots` concurrent sequences drafting `width` tokens.
 
     Raises ConfigError where the policy may see more than `rule` tolerates.  one_hot: the drafter's choices are certain.
-    parking: None drafts always, whatever it costs.
+    parking: None drafts always, whatever it costs; `drafter.DrafterSettings` parks by default.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only behind the fourth
@@ -84,19 +68,19 @@ class Scheduler:
         *,
         rule: Rule = "chain",
         one_hot: bool = False,
-        parking: Parking | None = Parking(),
+        parking: Parking | None = None,
     ) -> None:
         check_admissible(policy, rule, one_hot=one_hot)
         self.policy = policy
         self.cost = cost
         self.width = width
         self.parking = parking
-        self.history = SurvivalHistory(num_slots, width, policy.lag if isinstance(policy, Asynchronous) else 1)
+        lag = policy.lag if isinstance(policy, Asynchronous) else 1
+        self.history = SurvivalHistory(num_slots, width, lag)
         self.truth = SurvivalTruth(width)
         self._offsets = np.arange(width)
-        self._is_parked = False
-        self._lost = 0.0
-        self._wait = self._next_wait = self._burst = 0
+        self._meter = None if parking is None else ParkingMeter(parking, lag)
+        self._probing = False
         self._survivals: Floats | None = None
 
     def begin(self, slot: int) -> None:
@@ -127,30 +111,17 @@ class Scheduler:
         return self._parked(count, theta / plain, budget)
 
     def _parked(self, count: int, gain: float, budget: int | None) -> Decision:
-        """Draft, park, or look again; `gain` is what drafting promises over plain decoding, as a factor of tokens a
-        second.
-        """
-        if self.parking is None:
+        """Draft, park, or look again; `gain` is what drafting promises over plain decoding, as a factor."""
+        action = "draft" if self._meter is None else self._meter.choose(count, gain)
+        burst_begins = action == "probe" and not self._probing
+        self._probing = action == "probe"
+        if action == "draft":
             return Decision(draft=True, budget=budget)
-        drafting = Decision(draft=True, budget=budget)
-        lost = 1 + self.parking.margin - gain
-        if not self._is_parked:
-            self._lost = max(self._lost + lost, 0.0)
-            if self._lost < self.parking.patience:
-                return drafting
-            self._is_parked, self._wait, self._next_wait = True, self.parking.first_probe, 2 * self.parking.first_probe
-        elif self._wait == 0 and lost < 0:
-            self._is_parked, self._lost = False, 0.0
-            return drafting
-        elif self._wait == 0 and self._burst == 0:
-            self._wait = self._next_wait
-            self._next_wait = min(2 * self._next_wait, self.parking.last_probe)
-        if self._wait > 0:
-            self._wait -= 1
-            self._burst = min(max(_BURST_ROWS // count, 1), _LONGEST_BURST)
+        if action == "plain":
             return Decision(draft=False, budget=0)
-        self._burst -= 1
-        return Decision(draft=True, budget=None if budget is None else max(budget, count))
+        if burst_begins:
+            self.history.forget_older()
+        return Decision(draft=True, budget=None if budget is None else count, longest=1)
 
     def lengths(self, decision: Decision, conf: Floats | None, requests: StepRequests) -> Ints:
         """Return verified lengths [R] from CURRENT calibrated confidences [R, g] (None: nothing was drafted)."""
@@ -161,7 +132,10 @@ class Scheduler:
             shape = None if conf is None else conf.shape
             raise InputError(f"a drafting step needs confidences [{requests.slots.size}, {self.width}], got {shape}")
         self._survivals = survival(conf)
-        current = self._limited(self._survivals, requests)
+        chosen = self._choose(decision, conf, self._limited(self._survivals, requests), requests)
+        return chosen if decision.longest is None else np.minimum(chosen, decision.longest)
+
+    def _choose(self, decision: Decision, conf: Floats, current: Floats, requests: StepRequests) -> Ints:
         if isinstance(self.policy, Asynchronous):
             return allocate(current, decision.budget or 0, self.policy.ties)
         if isinstance(self.policy, Off):

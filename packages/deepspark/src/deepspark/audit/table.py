@@ -78,14 +78,11 @@ def _joint(tables: list[NDArray[np.float64]]) -> dict[str, tuple[Sees, list[_Cut
 
 
 def _times(seed: int, requests: int) -> list[NDArray[np.float64]]:
-    """Return a smooth table, which Algorithm 1 can walk, and a stair, where late confidences decide between all and
-    none.
-    """
-    rng = np.random.default_rng([seed, requests])
+    """Return a smooth table, which Algorithm 1 can walk, and stairs: there late confidences decide on all or none."""
     count = requests * _WIDTH
-    smooth = np.cumsum([requests, *np.sort(rng.exponential(0.3, count))])
-    stair = requests * (1 + rng.uniform(0.4, 1.3)) + 0.01 * np.arange(count)
-    return [smooth, np.array([requests, *stair])]
+    smooth = np.cumsum([requests, *np.sort(np.random.default_rng([seed, requests]).exponential(0.3, count))])
+    flat = 0.01 * np.arange(count)
+    return [smooth, *(np.array([requests, *(requests * (1 + height) + flat)]) for height in (0.4, 0.7, 1.0))]
 
 
 def admissibility_table(worlds: int = 20, vocab_size: int = 3) -> list[Line]:
