@@ -88,6 +88,7 @@ class CostTable:
         self._ratios: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in sizes]
         self._context = _ContextSlope(len(self.base_ms))
         self._budgets: dict[tuple[int, int], Floats] = {}
+        self._drafting: dict[int, float] = {}
 
     @property
     def ms(self) -> Floats:
@@ -112,7 +113,10 @@ class CostTable:
         """Return the drafter's time for a step in which `requests` sequences draft."""
         if requests == 0 or self.draft_sizes.size == 0:
             return 0.0
-        return float(np.interp(requests, self.draft_sizes, self.draft_base_ms))
+        ms = self._drafting.get(requests)
+        if ms is None:
+            ms = self._drafting[requests] = float(np.interp(requests, self.draft_sizes, self.draft_base_ms))
+        return ms
 
     def budgets_ms(self, requests: int, width: int, context_tokens: float = 0.0) -> Floats:
         """Return the times [requests * width + 1] of a drafting step that verifies 0, 1, ... drafts over all

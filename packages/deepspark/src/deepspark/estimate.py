@@ -23,22 +23,27 @@ _ENOUGH_REQUESTS = 32
 class Outcome:
     """What one step came to: verified lengths [R] and accepted drafts [R] of the requests in `slots` [R].
 
-    survivals: [R, g] as predicted by current confidences, None where the step did not draft.  judged, survived: [R, g]
-    bool, which positions were verified and which accepted.
+    survivals: [R, g] as predicted by current confidences, None where the step did not draft; promised: the same where a
+    draft was verified, else 0.
     """
 
     slots: Ints
     survivals: Floats | None
+    promised: Floats | None
     lengths: Ints
     accepted: Ints
-    judged: NDArray[np.bool_]
-    survived: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, slots: Ints, survivals: Floats | None, lengths: Ints, accepted: Ints, width: int) -> "Outcome":
-        """Lay out the counts of a step that drafted `width` tokens."""
-        offsets = np.arange(width)[:, None]
-        return cls(slots, survivals, lengths, accepted, (offsets < lengths).T, (offsets < accepted).T)
+    def of(cls, slots: Ints, survivals: Floats | None, lengths: Ints, accepted: Ints) -> "Outcome":
+        """Lay out the counts of a step."""
+        if survivals is None:
+            return cls(slots, None, None, lengths, accepted)
+        return cls(slots, survivals, survivals * first(lengths, survivals.shape[1]), lengths, accepted)
+
+
+def first(counts: Ints, width: int) -> NDArray[np.bool_]:
+    """Return [R, width] bool, true in the first counts[r] places of row r; column-major, as all decisions are."""
+    return np.less.outer(np.arange(width), counts).T
 
 
 class SurvivalHistory:
@@ -90,7 +95,7 @@ class SurvivalHistory:
             entry[:, slots] = survivals.T
             self._drafted_at[self._next % self._size] = self._step
             self._next += 1
-            self.mean += 0.05 * (survivals.mean(axis=0) - self.mean)
+            self.mean += (survivals.sum(axis=0) / slots.size - self.mean) * 0.05
         self._step += 1
 
 
@@ -103,11 +108,11 @@ class SurvivalTruth:
         # Rows: predicted, realised; a start of equal counts says that predictions are true until many say otherwise.
         self._sums = np.full((2, width), _ENOUGH)
 
-    def update(self, survivals: Floats, outcome: Outcome) -> None:
-        """Count one step: survivals [R, g] as predicted, and what came of them."""
+    def update(self, promised: Floats, accepted: Ints) -> None:
+        """Count one step: predicted survivals [R, g] of verified rows, and accepted drafts [R]."""
         self._sums *= _DECAY
-        self._sums[0] += (survivals * outcome.judged).sum(axis=0)
-        self._sums[1] += outcome.survived.sum(axis=0)
+        self._sums[0] += promised.sum(axis=0)
+        self._sums[1] += first(accepted, promised.shape[1]).sum(axis=0)
 
     def correct(self, survivals: Floats) -> Floats:
         """Return survivals [..., g] scaled by what predictions were worth; positions seldom verified are left alone."""
@@ -126,10 +131,11 @@ class RealisedAcceptance:
 
     def update(self, outcome: Outcome) -> None:
         """Count the verified positions whose predecessors were all accepted."""
-        before = np.ones_like(outcome.survived)
-        before[:, 1:] = outcome.survived[:, :-1]
-        self._reached += (outcome.judged & before).sum(axis=0)
-        self._passed += outcome.survived.sum(axis=0)
+        width = self._passed.size
+        judged, survived = first(outcome.lengths, width), first(outcome.accepted, width)
+        reached = judged & first(outcome.accepted + 1, width)
+        self._reached += reached.sum(axis=0)
+        self._passed += survived.sum(axis=0)
 
     def confidences(self, requests: int) -> Floats:
         """Return [R, g], one row repeated."""

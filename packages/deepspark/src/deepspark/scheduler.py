@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from deepspark.admissibility import check_admissible
 from deepspark.cost import CostTable
 from deepspark.errors import InputError
-from deepspark.estimate import Outcome, SurvivalHistory, SurvivalTruth
+from deepspark.estimate import Outcome, SurvivalHistory, SurvivalTruth, first
 from deepspark.parking import Parking, ParkingMeter
 from deepspark.policy import Asynchronous, Off, Policy
 from deepspark.schedule import allocate, choose_budget, fill, survival
@@ -78,7 +78,6 @@ class Scheduler:
         lag = policy.lag if isinstance(policy, Asynchronous) else 1
         self.history = SurvivalHistory(num_slots, width, lag)
         self.truth = SurvivalTruth(width)
-        self._offsets = np.arange(width)
         self._meter = None if parking is None else ParkingMeter(parking, lag)
         self._probing = False
         self._survivals: Floats | None = None
@@ -105,7 +104,7 @@ class Scheduler:
         else:
             old = old.mean(axis=0)
             planned = self.policy.lengths(self._conditional(old), old, times)
-            gained = float((old * (self._offsets < planned[:, None])).sum())
+            gained = float((old * first(planned, self.width)).sum())
             theta = (count + gained) / float(times[int(planned.sum())])
         plain = count / (float(times[0]) - self.cost.draft_ms(count))
         return self._parked(count, theta / plain, budget)
@@ -147,17 +146,17 @@ class Scheduler:
         """Learn from the step: `accepted` [R] drafts of `lengths` [R] verified; call it for steps without drafts
         too.
         """
-        outcome = Outcome.of(requests.slots, self._survivals, lengths, accepted, self.width)
-        if self._survivals is None:
+        outcome = Outcome.of(requests.slots, self._survivals, lengths, accepted)
+        if self._survivals is None or outcome.promised is None:
             self.history.advance()
             return outcome
-        self.truth.update(self._survivals, outcome)
+        self.truth.update(outcome.promised, accepted)
         self.history.advance(requests.slots, self._survivals)
         self._survivals = None
         return outcome
 
     def _limited(self, survivals: Floats, requests: StepRequests) -> Floats:
-        limited = survivals * (self._offsets[:, None] < requests.limits).T
+        limited = survivals * first(requests.limits, self.width)
         if requests.weights is None:
             return limited
         # Mean weight 1 keeps the batch worth R tokens, so that weights move rows between requests and parking stays

@@ -43,30 +43,42 @@ class Telemetry:
 
     def __init__(self, num_slots: int, width: int) -> None:
         self._width = width
-        # Columns: steps, proposed, verified, accepted, predicted, then judged and survived by position.
-        self._table = np.zeros((num_slots, 5 + 2 * width))
-        self._total = np.zeros(5 + 2 * width)
+        # Steps by verified length and by accepted drafts, steps that drafted, promised drafts; last row: past requests.
+        self._by_length = np.zeros((num_slots + 1, width + 1), np.int64)
+        self._by_accepted = np.zeros((num_slots + 1, width + 1), np.int64)
+        self._drafted = np.zeros(num_slots + 1, np.int64)
+        self._promised = np.zeros(num_slots + 1)
 
     def begin(self, slot: int) -> None:
-        """Give `slot` to a new request; totals over all requests stay."""
-        self._table[slot] = 0
+        """Give `slot` to a new request; totals over all requests keep the old one."""
+        for table in (self._by_length, self._by_accepted, self._drafted, self._promised):
+            table[-1] += table[slot]
+            table[slot] = 0
 
     def record(self, outcome: Outcome) -> None:
         """Count one step."""
-        step = np.empty((outcome.slots.size, self._table.shape[1]))
-        step[:, 0], step[:, 1] = 1, 0 if outcome.survivals is None else self._width
-        step[:, 2], step[:, 3] = outcome.lengths, outcome.accepted
-        step[:, 4] = 0 if outcome.survivals is None else (outcome.survivals * outcome.judged).sum(axis=1)
-        step[:, 5 : 5 + self._width] = outcome.judged
-        step[:, 5 + self._width :] = outcome.survived
-        self._table[outcome.slots] += step
-        self._total += step.sum(axis=0)
+        self._by_length[outcome.slots, outcome.lengths] += 1
+        self._by_accepted[outcome.slots, outcome.accepted] += 1
+        if outcome.promised is not None:
+            self._drafted[outcome.slots] += 1
+            self._promised[outcome.slots] += outcome.promised.sum(axis=1)
 
     def report(self, slot: int | None = None) -> Report:
         """Return the counts of `slot`'s request, or of all requests so far."""
-        row = self._total if slot is None else self._table[slot]
-        steps, proposed, verified, accepted = (int(value) for value in row[:4])
-        judged, survived = row[5 : 5 + self._width], row[5 + self._width :]
+        tables = (self._by_length, self._by_accepted, self._drafted, self._promised)
+        lengths, accepts, drafted, promised = (table.sum(axis=0) if slot is None else table[slot] for table in tables)
+        steps = int(lengths.sum())
+        # A position is judged in steps that verified more than its index, and survives likewise.
+        judged, survived = (counts[::-1].cumsum()[::-1][1:] for counts in (lengths, accepts))
         share = np.divide(survived, judged, out=np.full(self._width, np.nan), where=judged > 0)
         each = max(steps, 1)
-        return Report(steps, proposed, verified, accepted, share, float(row[4]) / each, accepted / each)
+        accepted = int(survived.sum())
+        return Report(
+            steps=steps,
+            proposed=int(drafted) * self._width,
+            verified=int(judged.sum()),
+            accepted=accepted,
+            survival=share,
+            predicted=float(promised) / each,
+            realised=accepted / each,
+        )
