@@ -31,9 +31,10 @@ def survival(conf: Floats) -> Floats:
     """
     if conf.ndim != 2:
         raise InputError(f"confidences must be [R, g], got {conf.shape}")
-    # Column-major, as all decisions walk positions across requests: the cumulative product then runs over long rows.
-    columns = np.asfortranarray(conf)
-    return np.multiply.accumulate(np.where(columns > 0, np.minimum(columns, 1.0), 0.0), axis=1)
+    # Column-major, as all decisions walk positions across requests: the product then runs over long rows.
+    columns = np.fmax(conf.T, 0.0, order="C")
+    np.minimum(columns, 1.0, out=columns)
+    return np.multiply.accumulate(columns, axis=0, out=columns).T
 
 
 def _ranking(survivals: Floats, ties: Ties) -> tuple[Ints, Ints]:
@@ -50,13 +51,15 @@ def _ranked_totals(survivals: Floats) -> Floats:
     """Return the expected tokens [R*g + 1] of a batch [R, g], or of the mean of batches [N, R, g], that verifies its
     0, 1, 2, ... likeliest drafts.
     """
-    requests = survivals.shape[-2]
-    ranked = np.sort(survivals.reshape(-1, requests * survivals.shape[-1]), axis=1)
-    totals = np.empty(ranked.shape[1] + 1)
-    totals[0] = 0.0
-    np.cumsum(ranked[0, ::-1] if len(ranked) == 1 else ranked.mean(axis=0)[::-1], out=totals[1:])
-    totals += requests
-    return totals
+    requests, width = survivals.shape[-2:]
+    if survivals.ndim == 2 or len(survivals) == 1:
+        ranked = np.sort(survivals.ravel(order="K"))
+    else:
+        ranked = np.sort(survivals.reshape(-1, requests * width), axis=1).mean(axis=0)
+    totals = np.empty(ranked.size + 1)
+    totals[0] = requests
+    totals[1:] = ranked[::-1]
+    return np.cumsum(totals, out=totals)
 
 
 @dataclass(frozen=True, slots=True)
