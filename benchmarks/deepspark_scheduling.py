@@ -104,8 +104,9 @@ def simulate(policy: Policy, text: Text, requests: int, steps: int) -> float:
     for _ in range(steps):
         decision = scheduler.decide(step)
         conf = text.confidences(rng, requests)
-        lengths = scheduler.lengths(decision, conf if decision.draft else None, step)
-        scheduler.record(step, lengths, accept(rng, conf, lengths))
+        allocation = scheduler.allocate(decision, conf if decision.draft else None, step)
+        lengths = allocation.lengths
+        scheduler.record(step, allocation, accept(rng, conf, lengths))
         judged = np.arange(WIDTH) < lengths[:, None]
         tokens += requests + float((survival(conf) * judged).sum())
         rows = requests + int(lengths.sum())
@@ -155,13 +156,14 @@ def overhead(requests: int, steps: int) -> None:
         extra = rng.integers(0, 1000, requests)
         start = time.perf_counter_ns()
         decision = scheduler.decide(step)
-        lengths = scheduler.lengths(decision, conf if decision.draft else None, step)
+        allocation = scheduler.allocate(decision, conf if decision.draft else None, step)
+        lengths = allocation.lengths
         planned = time.perf_counter_ns()
         pack(anchors, drafts, lengths, positions)
         accepted = count_accepted(uniforms * q_x < p_x, lengths)
         tokens = emitted_tokens(drafts, accepted, extra)
         anchors, positions = extra, positions + accepted + 1
-        telemetry.record(scheduler.record(step, lengths, accepted))
+        telemetry.record(scheduler.record(step, allocation, accepted))
         end = time.perf_counter_ns()
         assert tokens.shape == (requests, WIDTH + 1)
         total_us.append((end - start) / 1e3)

@@ -5,6 +5,7 @@ from deepspark.admissibility import Sees, check_admissible, tolerates
 from deepspark.audit.cuts import BestOfCurrent, LookAhead, OwnProbability
 from deepspark.cost import CostTable
 from deepspark.errors import ConfigError, InputError
+from deepspark.estimate import SurvivalHistory
 from deepspark.parking import Parking
 from deepspark.policy import AlgorithmOne, Asynchronous, Fixed, Off, Policy, SurvivalThreshold, Threshold
 from deepspark.ragged import count_accepted
@@ -33,9 +34,10 @@ def run(scheduler: Scheduler, acceptance: float, requests: int, steps: int, seed
     for _ in range(steps):
         decision = scheduler.decide(step)
         conf = np.full((requests, WIDTH), acceptance)
-        lengths = scheduler.lengths(decision, conf if decision.draft else None, step)
+        allocation = scheduler.allocate(decision, conf if decision.draft else None, step)
+        lengths = allocation.lengths
         accepted = count_accepted(rng.random(conf.shape) < conf, lengths)
-        scheduler.record(step, lengths, accepted)
+        scheduler.record(step, allocation, accepted)
         tokens += requests + int(accepted.sum())
         ms += float(scheduler.cost.step_ms(np.array([requests + int(lengths.sum())]))[0])
         ms += scheduler.cost.draft_ms(requests) if decision.draft else 0.0
@@ -97,8 +99,8 @@ def test_confidences_that_lie_are_corrected() -> None:
     for _ in range(200):
         decision = scheduler.decide(step)
         conf = np.full((16, WIDTH), 0.95)
-        lengths = scheduler.lengths(decision, conf if decision.draft else None, step)
-        scheduler.record(step, lengths, count_accepted(rng.random((16, WIDTH)) < 0.2, lengths))
+        allocation = scheduler.allocate(decision, conf if decision.draft else None, step)
+        scheduler.record(step, allocation, count_accepted(rng.random((16, WIDTH)) < 0.2, allocation.lengths))
         drafted.append(decision.draft)
     assert drafted[0]
     assert sum(drafted[100:]) < 20
@@ -109,11 +111,11 @@ def test_limits_hold(policy: Policy) -> None:
     scheduler = Scheduler(policy, table(0.01), WIDTH, 4)
     step = StepRequests(np.arange(4), np.array([0, 1, 3, 5]))
     for _ in range(6):
-        lengths = scheduler.lengths(scheduler.decide(step), np.full((4, WIDTH), 0.9), step)
-        assert (lengths <= step.limits).all()
-        scheduler.record(step, lengths, lengths)
+        allocation = scheduler.allocate(scheduler.decide(step), np.full((4, WIDTH), 0.9), step)
+        assert (allocation.lengths <= step.limits).all()
+        scheduler.record(step, allocation, allocation.lengths)
     nothing = StepRequests(np.arange(4), np.zeros(4, np.int64))
-    assert scheduler.decide(nothing) == Decision(draft=False, budget=0)
+    assert not scheduler.decide(nothing).draft
 
 
 def test_weights_move_rows() -> None:
@@ -121,9 +123,10 @@ def test_weights_move_rows() -> None:
     step = StepRequests(np.arange(2), np.full(2, WIDTH), weights=np.array([9.0, 1.0]))
     conf = np.full((2, WIDTH), 0.8)
     for _ in range(20):
-        lengths = scheduler.lengths(scheduler.decide(step), conf, step)
-        scheduler.record(step, lengths, lengths)
-    assert lengths[0] > lengths[1]
+        allocation = scheduler.allocate(scheduler.decide(step), conf, step)
+        scheduler.record(step, allocation, allocation.lengths)
+    first, second = scheduler.allocate(scheduler.decide(step), conf, step).lengths
+    assert first > second
 
 
 def test_the_budget_comes_from_old_confidences_only() -> None:
@@ -134,24 +137,38 @@ def test_the_budget_comes_from_old_confidences_only() -> None:
     rng = np.random.default_rng(4)
     for _ in range(30):
         conf = rng.uniform(0.2, 1.0, (8, WIDTH))
-        budgets = [each.decide(step).budget for each in (first, second)]
-        assert budgets[0] == budgets[1]
-        for each in (first, second):
-            lengths = each.lengths(Decision(draft=True, budget=budgets[0]), conf, step)
-            assert int(lengths.sum()) == budgets[0]
-            each.record(step, lengths, np.zeros(8, np.int64))
+        decisions = [each.decide(step) for each in (first, second)]
+        assert decisions[0] == decisions[1]
+        for each, decision in zip((first, second), decisions, strict=True):
+            allocation = each.allocate(decision, conf, step)
+            assert int(allocation.lengths.sum()) == decision.budget
+            each.record(step, allocation, np.zeros(8, np.int64))
     one, other = first.decide(step), second.decide(step)
-    changed = second.lengths(other, np.full((8, WIDTH), 0.999), step)
-    assert int(first.lengths(one, rng.uniform(0.2, 1, (8, WIDTH)), step).sum()) == int(changed.sum())
+    changed = second.allocate(other, np.full((8, WIDTH), 0.999), step).lengths
+    assert int(first.allocate(one, rng.uniform(0.2, 1, (8, WIDTH)), step).lengths.sum()) == int(changed.sum())
+
+
+def test_an_overlapped_loop_sees_what_is_two_steps_old() -> None:
+    """Step n + 1 is planned before step n is recorded; both loops then rest on step n - 1."""
+    plain, overlapped = (SurvivalHistory(3, WIDTH, lag=2) for _ in range(2))
+    slots = np.arange(3)
+    blocks = [np.random.default_rng(step).random((3, WIDTH)) for step in range(30)]
+    for step in range(2, 30):
+        assert np.array_equal(plain.old(slots, step), overlapped.old(slots, step))
+        if step > 4:
+            assert np.array_equal(plain.old(slots, step)[0], blocks[step - 2])
+        plain.add(slots, blocks[step], step)
+        if step > 2:
+            overlapped.add(slots, blocks[step - 1], step - 1)
 
 
 def test_off_never_drafts_and_errors_speak() -> None:
     scheduler = Scheduler(Off(), table(0.1), WIDTH, 2)
     step = batch(2)
     assert not scheduler.decide(step).draft
-    assert scheduler.lengths(Decision(draft=False, budget=0), None, step).tolist() == [0, 0]
+    assert scheduler.allocate(Decision(draft=False, budget=0), None, step).lengths.tolist() == [0, 0]
     with pytest.raises(InputError, match=r"confidences \[2, 5\]"):
-        Scheduler(Fixed(2), table(0.1), WIDTH, 2).lengths(Decision(draft=True, budget=None), np.ones((2, 3)), step)
+        Scheduler(Fixed(2), table(0.1), WIDTH, 2).allocate(Decision(draft=True, budget=None), np.ones((2, 3)), step)
 
 
 def test_telemetry_counts_what_happened() -> None:
@@ -160,8 +177,8 @@ def test_telemetry_counts_what_happened() -> None:
     step = StepRequests(np.array([1, 3]), np.full(2, WIDTH))
     conf = np.full((2, WIDTH), 0.5)
     for accepted in ([3, 0], [1, 2]):
-        lengths = scheduler.lengths(scheduler.decide(step), conf, step)
-        telemetry.record(scheduler.record(step, lengths, np.array(accepted)))
+        allocation = scheduler.allocate(scheduler.decide(step), conf, step)
+        telemetry.record(scheduler.record(step, allocation, np.array(accepted)))
     one = telemetry.report(1)
     assert (one.steps, one.proposed, one.verified, one.accepted) == (2, 10, 6, 4)
     assert one.tokens_per_step == 3

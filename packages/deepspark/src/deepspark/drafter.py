@@ -23,7 +23,7 @@ from deepspark.parking import Parking
 from deepspark.policy import Asynchronous, Policy
 from deepspark.proposing import Blocks, Chooser, Drafts, Law, by_argmax, by_match_noise, by_uniforms
 from deepspark.ragged import RaggedBatch, pack
-from deepspark.scheduler import Scheduler, StepRequests
+from deepspark.scheduler import Allocation, Scheduler, StepRequests
 from deepspark.telemetry import Telemetry
 from deepspark.transform import SamplingSettings, SettingsTable, transform_rows
 from deepspark.verify import Noise, Rows, Rule, Verdict, VerifyKernels, verify_rows
@@ -79,14 +79,27 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a step verifies, as plain host numbers.  drafts: [R, g]; only the first `lengths` [R] of each are
-    verified.
+    """What a step verifies, as plain host numbers.
+
+    drafts: [R, g]; only the first allocation.lengths [R] of each are verified.  certain: the drafts' laws are one-hot.
+    scores: [R, g] the confidence head's logits, None without one.
     """
 
     requests: tuple[DraftRequest, ...]
     drafts: Ints
-    lengths: Ints
-    drafted: bool
+    allocation: Allocation
+    certain: bool = True
+    scores: NDArray[np.float64] | None = None
+
+    @property
+    def lengths(self) -> Ints:
+        """Verified drafts [R]."""
+        return self.allocation.lengths
+
+    @property
+    def drafted(self) -> bool:
+        """Whether the drafter ran."""
+        return self.allocation.survivals is not None
 
     def pack(self, padded_rows: int | None = None) -> RaggedBatch:
         """Lay the step's rows flat; see `ragged.pack`."""
@@ -143,7 +156,6 @@ class DSparkDrafter:
         self._device = device or torch.device("cpu")
         self._pool: Tensor | None = None
         self._num_slots = num_slots
-        self._scores: NDArray[np.float64] | None = None
 
     def begin(self, slot: int) -> None:
         """Give `slot` to a new sequence."""
@@ -154,23 +166,25 @@ class DSparkDrafter:
         """Decide whether to draft, draft, and choose how many drafts each request verifies."""
         step = self._step(requests)
         decision = self.scheduler.decide(step)
-        self._scores = None
         if not decision.draft:
-            lengths = self.scheduler.lengths(decision, None, step)
-            return Proposal(tuple(requests), np.zeros((len(requests), self.width), np.int64), lengths, drafted=False)
+            nothing = np.zeros((len(requests), self.width), np.int64)
+            return Proposal(tuple(requests), nothing, self.scheduler.allocate(decision, None, step))
         block = Blocks(
-            *(self._column([getattr(each, name) for each in requests]) for name in ("anchor", "position", "slot"))
+            anchors=self._column([each.anchor for each in requests]),
+            positions=self._column([each.position for each in requests]),
+            slots=self._column([each.slot for each in requests]),
         )
         drafts = self.source.draft(block, draft_law(requests, self._device), self._chooser(requests, block))
         if drafts.Q is not None:
             self._store(block.slots, drafts.Q)
+        scores = None
         if drafts.confidence_logits is None:
             conf = self._acceptance.confidences(len(requests))
         else:
-            self._scores = drafts.confidence_logits.to(torch.float64).cpu().numpy()
-            conf = self._calibration.confidences(self._scores)
-        lengths = self.scheduler.lengths(decision, conf, step)
-        return Proposal(tuple(requests), drafts.tokens.cpu().numpy(), lengths, drafted=True)
+            scores = drafts.confidence_logits.to(torch.float64).cpu().numpy()
+            conf = self._calibration.confidences(scores)
+        allocation = self.scheduler.allocate(decision, conf, step)
+        return Proposal(tuple(requests), drafts.tokens.cpu().numpy(), allocation, drafts.Q is None, scores)
 
     def verify(self, P: Tensor, proposal: Proposal) -> Verdict:
         """Judge the step's rows: P [T, V] are the target's laws of `proposal.pack()`'s rows (logits are enough for
@@ -189,7 +203,7 @@ class DSparkDrafter:
             start=self._column(batch.cu[:-1].tolist()),
             ell=self._column(proposal.lengths.tolist()),
             x=torch.from_numpy(proposal.drafts).to(self._device),
-            Q=self._pool if proposal.drafted else None,
+            Q=None if proposal.certain else self._pool,
             slot=slots + 1,
         )
         return verify_rows(rows, self._noise(rule, seeds, starts, batch, P.shape[1]), rule, self._kernels)
@@ -197,13 +211,13 @@ class DSparkDrafter:
     def record(self, proposal: Proposal, verdict: Verdict) -> None:
         """Learn from the step and count it; warns in the log where confidences have drifted."""
         accepted = verdict.accepted.cpu().numpy()
-        outcome = self.scheduler.record(self._step(proposal.requests), proposal.lengths, accepted)
+        outcome = self.scheduler.record(self._step(proposal.requests), proposal.allocation, accepted)
         self.telemetry.record(outcome)
         self._acceptance.update(outcome)
-        if self._scores is None or outcome.survivals is None:
+        if proposal.scores is None or outcome.survivals is None:
             return
         if self.rounds is not None:
-            self.rounds.add(self._scores, proposal.lengths, accepted)
+            self.rounds.add(proposal.scores, proposal.lengths, accepted)
         warning = self._drift.update(outcome.survivals, proposal.lengths, accepted)
         if warning is not None:
             _log.warning(warning)

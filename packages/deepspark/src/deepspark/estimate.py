@@ -60,7 +60,6 @@ class SurvivalHistory:
         self._rings = np.tile(self.mean[:, None], (self._size, 1, num_slots))
         self._drafted_at = [-lag - 1] * self._size
         self._lag = lag
-        self._step = 0
         self._next = 0
         self._oldest = 0
 
@@ -68,13 +67,13 @@ class SurvivalHistory:
         """Forget what `slot` held before."""
         self._rings[:, :, slot] = self.mean
 
-    def old(self, slots: Ints) -> Floats:
+    def old(self, slots: Ints, step: int) -> Floats:
         """Return survivals [N, R, g] of the N latest drafting steps that lie `lag` steps or more before the one
         planned.
         """
         depth = min(max(_ENOUGH_REQUESTS // slots.size, 1), self._DEPTH)
         latest = self._next - 1
-        while self._drafted_at[latest % self._size] > self._step - self._lag:
+        while self._drafted_at[latest % self._size] > step - self._lag:
             latest -= 1
         fresh = latest - self._oldest + 1
         depth = min(depth, fresh) if fresh > 0 else depth
@@ -87,16 +86,16 @@ class SurvivalHistory:
         """Let decisions rest on drafting steps from now on, as soon as one of them is old enough."""
         self._oldest = self._next
 
-    def advance(self, slots: Ints | None = None, survivals: Floats | None = None) -> None:
-        """End a step; `survivals` [R, g] are those of the block it drafted (None: it did not draft)."""
-        if slots is not None and survivals is not None and slots.size:
-            entry = self._rings[self._next % self._size]
-            entry[:] = self._rings[(self._next - 1) % self._size]
-            entry[:, slots] = survivals.T
-            self._drafted_at[self._next % self._size] = self._step
-            self._next += 1
-            self.mean += (survivals.sum(axis=0) / slots.size - self.mean) * 0.05
-        self._step += 1
+    def add(self, slots: Ints, survivals: Floats, step: int) -> None:
+        """Keep the survivals [R, g] of the blocks that `step` drafted."""
+        if slots.size == 0:
+            return
+        entry = self._rings[self._next % self._size]
+        entry[:] = self._rings[(self._next - 1) % self._size]
+        entry[:, slots] = survivals.T
+        self._drafted_at[self._next % self._size] = step
+        self._next += 1
+        self.mean += (survivals.sum(axis=0) / slots.size - self.mean) * 0.05
 
 
 class SurvivalTruth:

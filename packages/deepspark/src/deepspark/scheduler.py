@@ -1,7 +1,8 @@
 """The scheduler: owns the state over steps by which a policy decides whether to draft and how many drafts to verify.
 
 Pure decisions are `schedule`'s, times `cost`'s; running drafter and target is the engine's.  A step goes:
-`decide` (before drafting, from old knowledge only), draft, `lengths` (current confidences), verify, `record`.
+`decide` (before drafting, from old knowledge only), draft, `allocate` (current confidences), verify, `record`.
+An overlapped loop may decide and allocate step n + 1 before it records step n: what a step needs travels with it.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from deepspark.policy import Asynchronous, Off, Policy
 from deepspark.schedule import allocate, choose_budget, fill, survival
 from deepspark.verify import Rule
 
-__all__ = ["Decision", "Scheduler", "StepRequests"]
+__all__ = ["Allocation", "Decision", "Scheduler", "StepRequests"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,6 +51,16 @@ class Decision:
     draft: bool
     budget: int | None
     longest: int | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Verified lengths [R] of one step, the survivals [R, g] they came from (None: not drafted), and its number."""
+
+    lengths: Ints
+    survivals: Floats | None
+    step: int
 
 
 class Scheduler:
@@ -80,7 +91,7 @@ class Scheduler:
         self.truth = SurvivalTruth(width)
         self._meter = None if parking is None else ParkingMeter(parking, lag)
         self._probing = False
-        self._survivals: Floats | None = None
+        self._step = 0
 
     def begin(self, slot: int) -> None:
         """Give `slot` to a new sequence; it is planned with the running mean until its own confidences are old
@@ -91,9 +102,10 @@ class Scheduler:
     def decide(self, requests: StepRequests) -> Decision:
         """Decide before drafting, from knowledge that is a step old or older."""
         count = requests.slots.size
+        self._step += 1
         if isinstance(self.policy, Off) or count == 0 or not requests.limits.any():
-            return Decision(draft=False, budget=0)
-        old = self._limited(self.truth.correct(self.history.old(requests.slots)), requests)
+            return Decision(draft=False, budget=0, step=self._step)
+        old = self._limited(self.truth.correct(self.history.old(requests.slots, self._step)), requests)
         times = self.cost.budgets_ms(count, self.width, requests.context_tokens)
         budget: int | None = None
         if isinstance(self.policy, Asynchronous):
@@ -115,24 +127,25 @@ class Scheduler:
         burst_begins = action == "probe" and not self._probing
         self._probing = action == "probe"
         if action == "draft":
-            return Decision(draft=True, budget=budget)
+            return Decision(draft=True, budget=budget, step=self._step)
         if action == "plain":
-            return Decision(draft=False, budget=0)
+            return Decision(draft=False, budget=0, step=self._step)
         if burst_begins:
             self.history.forget_older()
-        return Decision(draft=True, budget=None if budget is None else count, longest=1)
+        return Decision(draft=True, budget=None if budget is None else count, longest=1, step=self._step)
 
-    def lengths(self, decision: Decision, conf: Floats | None, requests: StepRequests) -> Ints:
-        """Return verified lengths [R] from CURRENT calibrated confidences [R, g] (None: nothing was drafted)."""
-        self._survivals = None
+    def allocate(self, decision: Decision, conf: Floats | None, requests: StepRequests) -> Allocation:
+        """Return verified lengths from CURRENT calibrated confidences [R, g] (None: nothing was drafted)."""
         if not decision.draft:
-            return np.zeros(requests.slots.size, np.int64)
+            return Allocation(np.zeros(requests.slots.size, np.int64), None, decision.step)
         if conf is None or conf.shape != (requests.slots.size, self.width):
             shape = None if conf is None else conf.shape
             raise InputError(f"a drafting step needs confidences [{requests.slots.size}, {self.width}], got {shape}")
-        self._survivals = survival(conf)
-        chosen = self._choose(decision, conf, self._limited(self._survivals, requests), requests)
-        return chosen if decision.longest is None else np.minimum(chosen, decision.longest)
+        survivals = survival(conf)
+        chosen = self._choose(decision, conf, self._limited(survivals, requests), requests)
+        if decision.longest is not None:
+            chosen = np.minimum(chosen, decision.longest)
+        return Allocation(chosen, survivals, decision.step)
 
     def _choose(self, decision: Decision, conf: Floats, current: Floats, requests: StepRequests) -> Ints:
         if isinstance(self.policy, Asynchronous):
@@ -142,17 +155,12 @@ class Scheduler:
         times = self.cost.budgets_ms(requests.slots.size, self.width, requests.context_tokens)
         return self.policy.lengths(conf, current, times)
 
-    def record(self, requests: StepRequests, lengths: Ints, accepted: Ints) -> Outcome:
-        """Learn from the step: `accepted` [R] drafts of `lengths` [R] verified; call it for steps without drafts
-        too.
-        """
-        outcome = Outcome.of(requests.slots, self._survivals, lengths, accepted)
-        if self._survivals is None or outcome.promised is None:
-            self.history.advance()
-            return outcome
-        self.truth.update(outcome.promised, accepted)
-        self.history.advance(requests.slots, self._survivals)
-        self._survivals = None
+    def record(self, requests: StepRequests, allocation: Allocation, accepted: Ints) -> Outcome:
+        """Learn from the step's `accepted` [R] drafts."""
+        outcome = Outcome.of(requests.slots, allocation.survivals, allocation.lengths, accepted)
+        if allocation.survivals is not None and outcome.promised is not None:
+            self.truth.update(outcome.promised, accepted)
+            self.history.add(requests.slots, allocation.survivals, allocation.step)
         return outcome
 
     def _limited(self, survivals: Floats, requests: StepRequests) -> Floats:

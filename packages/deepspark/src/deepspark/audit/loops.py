@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from deepspark.audit.blocks import total_variation
 from deepspark.audit.cells import Cell, Interval, intervals, outcomes
 from deepspark.audit.world import World, target_law
-from deepspark.scheduler import Scheduler, StepRequests
+from deepspark.scheduler import Allocation, Scheduler, StepRequests
 from deepspark.verify import Rule
 
 __all__ = ["KeyKind", "LoopAudit", "OldConfidence", "Planner", "SchedulerPlanner"]
@@ -71,7 +71,7 @@ class SchedulerPlanner:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._requests = StepRequests(np.array([0]), np.array([scheduler.width]))
-        self._lengths = np.zeros(1, np.int64)
+        self._allocation: Allocation | None = None
 
     def fork(self) -> Self:
         """Return an independent copy."""
@@ -80,12 +80,13 @@ class SchedulerPlanner:
     def plan(self, conf: Floats) -> int:
         """Decide and allocate as an engine would."""
         decision = self._scheduler.decide(self._requests)
-        self._lengths = self._scheduler.lengths(decision, conf[None] if decision.draft else None, self._requests)
-        return int(self._lengths[0])
+        self._allocation = self._scheduler.allocate(decision, conf[None] if decision.draft else None, self._requests)
+        return int(self._allocation.lengths[0])
 
     def record(self, accepted: int) -> None:
         """Learn as an engine would."""
-        self._scheduler.record(self._requests, self._lengths, np.array([accepted]))
+        assert self._allocation is not None
+        self._scheduler.record(self._requests, self._allocation, np.array([accepted]))
 
 
 @dataclass
