@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
 
+from deepspark.audit import World
+from deepspark.audit.engine import WorldSource, WorldTarget
 from deepspark.cost import CostTable, Lookup
+from deepspark.drafter import DrafterSettings, DraftRequest, DSparkDrafter
 from deepspark.errors import ConfigError
+from deepspark.policy import Fixed
 
 
 @pytest.mark.parametrize("mode", ["ceil", "floor", "linear"])
@@ -47,3 +51,15 @@ def test_tables_that_cannot_be_are_refused() -> None:
         CostTable([1], [0.0])
     with pytest.raises(ConfigError, match="mode"):
         CostTable([1], [1.0], mode="nearest")  # type: ignore[arg-type]
+
+
+def test_an_engine_teaches_the_table_through_the_drafter() -> None:
+    target = WorldTarget(World(3, 1))
+    table = CostTable([1, 8], [5.0, 6.0])
+    drafter = DSparkDrafter(WorldSource(target, 2), table, 1, DrafterSettings(policy=Fixed(2), parking=None))
+    target.begin(0)
+    target.forward([0], [[1]], [0])
+    proposal = drafter.propose([DraftRequest(slot=0, anchor=2, position=1, seed=3, limit=2)])
+    for _ in range(9):
+        drafter.observe(proposal, 12.0)
+    assert float(table.step_ms(np.array([3]))[0]) == pytest.approx(12.0)

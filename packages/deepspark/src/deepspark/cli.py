@@ -16,7 +16,7 @@ def _vectors(arguments: argparse.Namespace) -> int:
 def _audit(arguments: argparse.Namespace) -> int:
     from deepspark.audit import admissibility_table, noise_key_table
 
-    lines = [*admissibility_table(arguments.worlds), *noise_key_table(max(arguments.worlds // 5, 1))]
+    lines = [*admissibility_table(arguments.worlds), *noise_key_table()]
     print(f"{'cut':50} {'rule':8} {'total variation':>15}  {'should be':9}  verdict")
     for line in lines:
         verdict = "as expected" if line.as_expected else "NOT AS EXPECTED"

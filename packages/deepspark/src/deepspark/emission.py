@@ -41,16 +41,16 @@ def cut(emitted: Sequence[int], stop: Collection[int], max_new: int | None, n_be
 
 
 def longest_draft(width: int, position: int, n_before: int, max_new: int | None, max_context: int | None) -> int:
-    """Return the most drafts worth verifying: a step emits up to ell + 1 tokens, which must all fit.
+    """Return the most drafts worth verifying: tokens emitted must fit the limit, rows fed the context.
 
-    position: the anchor's absolute position.  A limit is known before any draft is drawn, so this cut is always
-    admissible.
+    position: the anchor's absolute position; a step feeds positions up to position + ell and emits up to ell + 1
+    tokens.  A limit is known before any draft is drawn, so this cut is always admissible.
     """
     room = width
     if max_new is not None:
         room = min(room, max_new - n_before - 1)
     if max_context is not None:
-        room = min(room, max_context - position - 2)
+        room = min(room, max_context - position - 1)
     return max(room, 0)
 
 
