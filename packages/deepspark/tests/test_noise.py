@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -8,10 +10,18 @@ def column(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+MASK = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+
+
 def splitmix(value: int) -> int:
     """The published generator, on Python's own integers."""
-    mask = (1 << 64) - 1
-    value = (value + 0x9E3779B97F4A7C15) & mask
+    return finish((value + STEP) & MASK)
+
+
+def finish(value: int) -> int:
+    """Its finaliser."""
+    mask = MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
     return value ^ (value >> 31)
@@ -64,6 +74,15 @@ def test_a_request_keeps_its_numbers_in_any_batch() -> None:
     among = draft_uniforms(column(1, 3, 2), column(4, 8, 9), 5)
     assert torch.equal(alone[0], among[1])
     assert torch.equal(match_gumbel(column(3), column(8), 50)[0], match_gumbel(column(1, 3), column(2, 8), 50)[1])
+
+
+def test_match_noise_is_that_of_the_engine() -> None:
+    """The published rule, word for word, on Python's own integers."""
+    seed, position, token = 7, 11, 3
+    key = finish((finish(splitmix(seed)) + position) & MASK)
+    uniform = ((finish((key + (token + 1) * STEP) & MASK) >> 12) + 0.5) * 2.0**-52
+    drawn = match_gumbel(column(seed), column(position), 5)[0, token]
+    assert float(drawn) == pytest.approx(-math.log(-math.log(uniform)), rel=1e-12)
 
 
 def test_match_noise_is_gumbel() -> None:

@@ -201,7 +201,7 @@ class SpeculativeDecoder:
         if self.rule == "greedy":
             tokens = argmax(laws)
         elif self.rule == "match":
-            tokens = argmax(laws.log() + match_gumbel(seeds, positions, laws.shape[-1]))
+            tokens = argmax(laws.log() + match_gumbel(seeds, positions + 1, laws.shape[-1]))
         else:
             tokens = draw(laws, extra_uniforms(seeds, positions))
         for each, token, law in zip(sequences, tokens.tolist(), laws, strict=True):

@@ -248,7 +248,7 @@ class DSparkDrafter:
         if rule == "greedy":
             return Noise()
         if rule == "match":
-            positions = torch.from_numpy(batch.pos).to(self._device)
+            positions = torch.from_numpy(batch.pos + 1).to(self._device)
             return Noise(match=match_gumbel(seeds[torch.from_numpy(batch.req).to(self._device)], positions, vocab_size))
         return Noise(accept=accept_uniforms(seeds, starts, self.width), extra=extra_uniforms(seeds, starts))
 

@@ -41,12 +41,16 @@ def _shift(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-def _mix(bits: Tensor) -> Tensor:
-    """One splitmix64 round: a bijection of 64 bits that passes the usual batteries."""
-    bits = bits + _signed(_STEP)
+def _finish(bits: Tensor) -> Tensor:
+    """Splitmix64's finaliser: a bijection of 64 bits that passes the usual batteries."""
     bits = (bits ^ _shift(bits, 30)) * _signed(_FIRST)
     bits = (bits ^ _shift(bits, 27)) * _signed(_SECOND)
     return bits ^ _shift(bits, 31)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """One splitmix64 round."""
+    return _finish(bits + _signed(_STEP))
 
 
 def _keyed(seeds: Tensor, purpose: Purpose, *coordinates: Tensor) -> Tensor:
@@ -98,10 +102,12 @@ def match_uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def match_gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Return Gumbel noise [..., V] (float64) for each (seed, absolute position): plain decoding's own noise.
+    """Return Gumbel noise [..., V] (float64) for each (seed, absolute position of the token that is drawn).
 
-    A token is `argmax(log p + noise)`; drafts that add the same noise to log q agree with probability >= (1-TV)/(1+TV).
+    It is plain decoding's own noise: a token is `argmax(log p + noise)`, and drafts that add the same noise to log q
+    agree with chance >= (1-TV)/(1+TV).  An engine that samples so must use these very numbers; DeepInfer's does:
+    key = f(f(f(seed + c) + 0) + position), bits = f(key + (token + 1) c), with splitmix64's constant c and finaliser f.
     """
-    tokens = torch.arange(vocab_size, device=positions.device, dtype=torch.int64)
-    bits = _keyed(seeds[..., None], Purpose.MATCH, positions[..., None], tokens)
-    return -torch.log(-torch.log(_unit(bits)))
+    keys = _finish(_finish(_mix(seeds.to(torch.int64))) + positions.to(torch.int64))
+    tokens = torch.arange(1, vocab_size + 1, device=positions.device, dtype=torch.int64)
+    return -torch.log(-torch.log(_unit(_finish(keys[..., None] + tokens * _signed(_STEP)))))

@@ -83,12 +83,11 @@ def by_argmax() -> Chooser:
 def by_match_noise(seeds: Tensor, positions: Tensor) -> Chooser:
     """Draw with the Gumbel noise that plain decoding will use at the same place: the match rule's way.
 
-    seeds, positions: [R], positions of the anchors.  Noise is keyed by the row that predicts: offset k is row position
-    + k.
+    seeds, positions: [R], positions of the anchors; the draft at offset k stands k + 1 behind its anchor.
     """
 
     def choose(law: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
-        return argmax(law.log() + match_gumbel(seeds, positions + offset, law.shape[-1])), None
+        return argmax(law.log() + match_gumbel(seeds, positions + offset + 1, law.shape[-1])), None
 
     return choose
 
