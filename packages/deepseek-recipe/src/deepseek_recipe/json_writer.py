@@ -71,14 +71,10 @@ def f32_text(number: float) -> str:
     single = to_f32(number)
     if not math.isfinite(single):
         return "null"
-    text = f"{single:.8e}"
-    for precision in (5, 6, 7):
-        shorter = f"{single:.{precision}e}"
-        if to_f32(float(shorter)) == single:
-            text = shorter
-            break
+    spelled = (f"{single:.{precision}e}" for precision in range(9))
+    text = next(digits for digits in spelled if to_f32(float(digits)) == single)
     mantissa, _, exponent = text.partition("e")
-    mantissa, power = mantissa.rstrip("0").rstrip("."), int(exponent)
+    power = int(exponent)
     if -6 <= power < 13:
         return _plain(mantissa, power)
     return f"{mantissa}e{power:+d}" if power >= 0 else f"{mantissa}e{power}"
