@@ -128,6 +128,7 @@ def test_floats_are_spelled_as_the_prompts_spell_them() -> None:
     }
     assert {number: f32_text(number) for number in singles} == singles
     assert f32_text(math.inf) == f32_text(math.nan) == "null"
+    assert [f32_text(zero) for zero in (0.0, -0.0, 0.0)] == ["0.0", "-0.0", "0.0"]
 
 
 @given(st.integers(0, 2**32 - 1))
