@@ -6,10 +6,10 @@ How output is parsed is in `output_parser` and `repair_parser`, how events look 
 from collections.abc import Callable
 from typing import cast
 
-from deepseek_recipe.events import Account, Ending, Event
-from deepseek_recipe.generator_chat import ChatCompletionChunk, ChatCompletionChunkGenerator, ChatWriter
-from deepseek_recipe.generator_messages import MessagesChunkGenerator, MessagesStreamEvent, MessagesWriter
-from deepseek_recipe.generator_responses import ResponsesChunkGenerator, ResponsesStreamEvent, ResponsesWriter
+from deepseek_recipe.events import Account, Ending, Event, Generator
+from deepseek_recipe.generator_chat import ChatCompletionChunk
+from deepseek_recipe.generator_messages import MessagesStreamEvent
+from deepseek_recipe.generator_responses import ResponsesStreamEvent
 from deepseek_recipe.grammar import Action, Grammar
 from deepseek_recipe.inference_chunk import InferenceChunk, InferenceFinishReason
 from deepseek_recipe.json_writer import quote
@@ -22,8 +22,6 @@ from deepseek_recipe.tokenizer import Tokenizer
 
 _CUTS = (InferenceFinishReason.Length, InferenceFinishReason.ContentFilter)
 
-type _Generator = ChatCompletionChunkGenerator | ResponsesChunkGenerator | MessagesChunkGenerator
-type _Writer = ChatWriter | ResponsesWriter | MessagesWriter
 type _Events = list[ChatCompletionChunk | ResponsesStreamEvent | MessagesStreamEvent]
 
 
@@ -47,14 +45,14 @@ class StreamProcessor:
 
     def __init__(
         self,
-        generator: _Generator,
+        generator: Generator,
         options: ParsingOptions,
         tokenizer: Tokenizer | None = None,
         *,
         replay: ReplayMemory | None = None,
     ) -> None:
         options = options.copy()
-        self._writer: _Writer = generator.take_writer()
+        self._writer = generator.take_writer()
         self._tokenizer = tokenizer
         counts_reasoning = tokenizer is not None and options.thinking_initial_stage is not None
         self._account = Account(tokenizer, counts_reasoning and self._writer.counts_reasoning)
