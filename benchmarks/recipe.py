@@ -40,7 +40,7 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def conversation(tokens: int) -> recipe.Conversation:
-    """An agent's conversation of about this many tokens: many turns, tool calls and results."""
+    """A conversation of about this many tokens, with many turns, tool calls and results."""
     rng = random.Random(0)
     properties = {f"p{i}": {"type": "string", "description": words(rng, 8)} for i in range(6)}
     schema = {"type": "object", "properties": properties, "required": ["p0"]}

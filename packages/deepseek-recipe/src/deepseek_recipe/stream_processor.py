@@ -4,7 +4,7 @@ How output is parsed is in `output_parser` and `repair_parser`, how events look 
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from deepseek_recipe.events import Account, Ending, Event, Generator
 from deepseek_recipe.generator_chat import ChatCompletionChunk
@@ -65,7 +65,7 @@ class StreamProcessor:
         self._finished = False
         self._finds_danger: Callable[[str], object] = _never
         self._finds_run_danger: Callable[[str], object] = _never
-        self._emit: Callable[[str], list[Event]] = self._drop
+        self._emit: Callable[[str], Any] = self._drop
         self._memory = replay
         self._recorder = CallRecorder(options.special_tokens, starts_in_calls=options.starts_in_tool_calls)
         self._on = self._actions()
@@ -97,13 +97,15 @@ class StreamProcessor:
         text = chunk.content
         if text:
             if self._finds_danger(text) is None:
-                self._account.completion_tokens += cast(int, chunk.token_count)
-                return cast(_Events, self._emit(text))
-        elif chunk.token_ids and self._runs is not None and chunk.logprobs is None:
-            text = self._runs.plain_text(chunk.token_ids)
+                self._account.completion_tokens += chunk.count
+                events: _Events = self._emit(text)
+                return events  # noqa: RET504 - a cast would be a call for every token
+        elif chunk.count and chunk.logprobs is None and self._runs is not None:
+            text = self._runs.plain_text(chunk.token_ids or [])
             if text and self._finds_run_danger(text) is None:
-                self._account.completion_tokens += len(chunk.token_ids)
-                return cast(_Events, self._emit(text))
+                self._account.completion_tokens += chunk.count
+                events = self._emit(text)
+                return events  # noqa: RET504 - a cast would be a call for every token
         return cast(_Events, self._push(chunk))
 
     def _check_open(self) -> None:
@@ -125,7 +127,7 @@ class StreamProcessor:
         events = self._open(chunk)
         match chunk.kind:
             case "ready":
-                return events
+                return events  # noqa: RET504 - a cast would be a call for every token
             case "finish":
                 return events + self._end(chunk.finish_reason)
             case "text":
