@@ -99,7 +99,7 @@ class StreamProcessor:
             if self._finds_danger(text) is None:
                 self._account.completion_tokens += chunk.count
                 events: _Events = self._emit(text)
-                return events  # noqa: RET504 - a cast would be a call for every token
+                return events
         elif chunk.count and chunk.logprobs is None and self._runs is not None:
             text = self._runs.plain_text(chunk.token_ids or [])
             if text and self._finds_run_danger(text) is None:
@@ -127,7 +127,7 @@ class StreamProcessor:
         events = self._open(chunk)
         match chunk.kind:
             case "ready":
-                return events  # noqa: RET504 - a cast would be a call for every token
+                return events
             case "finish":
                 return events + self._end(chunk.finish_reason)
             case "text":
