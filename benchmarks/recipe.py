@@ -148,33 +148,40 @@ def generators() -> dict[str, Callable[[], tuple[Any, recipe.ParsingOptions]]]:
     return {name: maker(*pair) for name, pair in bodies.items()}
 
 
-def seconds(
-    make: Callable[[], tuple[Any, recipe.ParsingOptions]], tokenizer: recipe.Tokenizer, sent: list[Any]
-) -> float:
-    """Processor time of one stream."""
+def tenths(
+    make: Callable[[], tuple[Any, recipe.ParsingOptions]],
+    tokenizer: recipe.Tokenizer,
+    sent: list[recipe.InferenceChunk],
+) -> list[float]:
+    """Processor time of each tenth of one stream, the last with the closing events."""
     generator, parsing = make()
     processor = recipe.StreamProcessor(generator, parsing, tokenizer)
     whole = [recipe.InferenceChunk.ready(), *sent, recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop)]
-    start = time.process_time()
-    for chunk in whole:
-        for event in processor.push(chunk):
-            event.to_json()
-    return time.process_time() - start
+    size = len(whole) // 10 + 1
+    times = []
+    for first in range(0, len(whole), size):
+        start = time.process_time()
+        for chunk in whole[first : first + size]:
+            for event in processor.push(chunk):
+                event.to_json()
+        times.append(time.process_time() - start)
+    return times
 
 
 def streams(repeat: int) -> None:
     """Tokens per second, how time grows with length, and memory."""
     tokenizer = recipe.Tokenizer.bundled("v4.1")
     ids, more = (tokenizer.encode(output(tokenizer, count)) for count in (12_000, 120_000))
-    print(f"\n| protocol | chunks | tokens a chunk | tokens/s | {len(more) / len(ids):.1f} times the length takes |")
+    print("\n| protocol | chunks | tokens a chunk | tokens/s | 9th tenth / 2nd tenth of 10 times the length |")
     print("|---|---|---|---|---|")
     for name, make in generators().items():
         for kind in ("text", "ids"):
             for size in (1, 6):
                 sent, long = chunks(tokenizer, ids, kind, size), chunks(tokenizer, more, kind, size)
-                once = min(seconds(make, tokenizer, sent) for _ in range(repeat))
-                ten = min(seconds(make, tokenizer, long) for _ in range(max(1, repeat // 3)))
-                print(f"| {name} | {kind} | {size} | {len(ids) / once:,.0f} | {ten / once:.1f} times |")
+                once = min(sum(tenths(make, tokenizer, sent)) for _ in range(repeat))
+                runs = [tenths(make, tokenizer, long) for _ in range(max(1, repeat // 2))]
+                growth = min(run[8] for run in runs) / min(run[1] for run in runs)
+                print(f"| {name} | {kind} | {size} | {len(ids) / once:,.0f} | {growth:.2f} |")
     processor = recipe.StreamProcessor(
         recipe.MessagesChunkGenerator("ID", "M", False), recipe.ParsingOptions(), tokenizer
     )
