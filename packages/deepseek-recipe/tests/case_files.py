@@ -26,7 +26,12 @@ def by_area(cases: list[Case]) -> dict[str, list[Case]]:
 
 def folder_cases(folder: Path) -> list[Case]:
     """All cases in the .jsonl files of a folder."""
-    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    return [
+        json.loads(line)
+        for file in sorted(folder.glob("*.jsonl"))
+        for line in file.read_text(encoding="utf-8").split("\n")
+        if line
+    ]
 
 
 def compare(case: Case, got: object) -> str | None:
@@ -35,4 +40,6 @@ def compare(case: Case, got: object) -> str | None:
     if have == want:
         return None
     at = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
-    return f"{case['id']}: at {at} got {have[max(0, at - 40) : at + 80]!r}, expected {want[max(0, at - 40) : at + 80]!r}"
+    return (
+        f"{case['id']}: at {at} got {have[max(0, at - 40) : at + 80]!r}, expected {want[max(0, at - 40) : at + 80]!r}"
+    )

@@ -22,7 +22,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def tokenizer_of() -> Callable[[str], Tokenizer]:
-    """A function that gives the tokenizer of a version; `v4.1-streams` is the one that the stream cases were made with."""
+    """A function that gives the tokenizer of a version; `v4.1-streams` is the one the stream cases were made with."""
 
     @cache
     def get(version: str) -> Tokenizer:

@@ -1,6 +1,7 @@
-"""Model output for property tests: strategies that mix markup of calls, broken markup and plain text; and ways to run it."""
+"""Model output for property tests: strategies that mix markup of calls and plain text, and ways to run it."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -62,6 +63,9 @@ CALLS = st.lists(
     min_size=1,
     max_size=3,
 )
+REQUEST = recipe.ChatCompletionRequest(
+    {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": "user", "content": "x"}], "stream": True}
+).convert(recipe.ConversionOptions())
 PARSINGS = st.builds(
     lambda **options: options,
     parse_tool_calls=st.booleans(),
@@ -74,7 +78,7 @@ PARSINGS = st.builds(
 def cut(text: str, points: list[int]) -> list[str]:
     """Text cut at some points."""
     places = sorted({point % (len(text) + 1) for point in points} | {0, len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)] or [""]
+    return [text[a:b] for a, b in pairwise(places)] or [""]
 
 
 def chunks_of(pieces: list[str]) -> list[recipe.InferenceChunk]:
@@ -88,9 +92,7 @@ def final(
     reason: recipe.InferenceFinishReason = recipe.InferenceFinishReason.Stop,
 ) -> tuple[dict[str, Any], list[str]]:
     """The message that chunks add up to, and the names of the warnings."""
-    body = {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    converted = recipe.ChatCompletionRequest(body).convert(recipe.ConversionOptions())
-    generator = recipe.ChatCompletionRequest.chunk_generator(converted, "ID", "M")
+    generator = recipe.ChatCompletionRequest.chunk_generator(REQUEST, "ID", "M")
     processor = recipe.StreamProcessor(generator, parsing, tokenizer)
     response = recipe.ChatCompletionResponse("ID", "M", 0, 0, 0)
     events: list[Any] = []
@@ -100,7 +102,7 @@ def final(
     if not processor.finished:
         events += processor.push(recipe.InferenceChunk.finish(reason))
     for event in events:
-        json.loads(event.to_json())
+        assert event.to_json().endswith("}")
         response.accumulate(event)
     message: dict[str, Any] = json.loads(response.to_json())["choices"][0]["message"]
     for index, call in enumerate(message.get("tool_calls", ())):

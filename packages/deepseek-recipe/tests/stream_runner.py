@@ -103,7 +103,7 @@ def run(given: Json, tokenizer_of: TokenizerOf) -> Json:
     def step(do: Callable[[], Any]) -> None:
         try:
             events = do()
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - the cases say which one
             pushes.append({"error": [type(raised).__name__, str(raised)]})
             return
         pushes.append([[maker.sse_event_name(event), mask(event.to_json())] for event in events or []])

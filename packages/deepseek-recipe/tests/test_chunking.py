@@ -1,6 +1,7 @@
 """What comes out does not depend on how the output is cut into chunks, and no output makes parsing fail."""
 
 import json
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ def test_any_split_of_ids_gives_the_same_message(
 ) -> None:
     ids = tokenizer.encode(output)
     places = sorted({point % (len(ids) + 1) for point in points} | {0, len(ids)})
-    parts = [ids[a:b] for a, b in zip(places, places[1:], strict=False)]
+    parts = [ids[a:b] for a, b in pairwise(places)]
     chunks = [recipe.InferenceChunk.tokens(part) for part in parts]
     whole, _ = final([recipe.InferenceChunk.tokens(ids)], recipe.ParsingOptions(**parsing), tokenizer)
     split, _ = final(chunks, recipe.ParsingOptions(**parsing), tokenizer)
@@ -64,9 +65,7 @@ def test_no_bytes_make_parsing_fail(
 
 
 @given(st.lists(st.integers(0, 130_000), max_size=40), st.booleans(), st.booleans())
-def test_no_ids_make_parsing_fail(
-    tokenizer: recipe.Tokenizer, ids: list[int], json_mode: bool, repair: bool
-) -> None:
+def test_no_ids_make_parsing_fail(tokenizer: recipe.Tokenizer, ids: list[int], json_mode: bool, repair: bool) -> None:
     options = recipe.ParsingOptions(parse_json_output=json_mode, repair=repair)
     final([recipe.InferenceChunk.tokens(ids)], options, tokenizer)
 

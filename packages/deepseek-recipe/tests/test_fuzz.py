@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,10 +14,27 @@ from .case_files import packed_cases
 from .output_texts import MARKUP, chunks_of, cut, final
 from .request_runner import REQUESTS, encoding, version_of
 
-REQUEST_COUNT = 12_000
-OUTPUT_COUNT = 8_000
+REQUEST_COUNT = 15_000
+OUTPUT_COUNT = 5_000
 SOAK_COUNT = 200_000
-SCALARS: tuple[Any, ...] = (None, True, False, 0, -1, 1, 2**31, 2**64 - 1, 1.5, 1e-7, 1e300, "", "x", "json", "\n", "<｜image｜>")
+SCALARS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**64 - 1,
+    1.5,
+    1e-7,
+    1e300,
+    "",
+    "x",
+    "json",
+    "\n",
+    "<｜image｜>",
+)
 
 
 class Seeds(NamedTuple):
@@ -88,21 +106,28 @@ def options(rng: random.Random) -> recipe.ConversionOptions:
     )
 
 
+def attempt(do: Callable[[], Any], allowed: type[Exception]) -> tuple[Any, Exception | None]:
+    """The result of a call, or the allowed error that it raised; any other error fails the test."""
+    try:
+        return do(), None
+    except allowed as raised:
+        return None, raised
+
+
 def try_request(rng: random.Random, seeds: Seeds) -> str:
     """Run one mutated request through everything; say how it ended."""
     protocol, body = rng.choice(seeds.bodies)
     for _ in range(rng.choice((1, 1, 2, 3, 6))):
         body = mutated(body, rng, seeds.parts)
-    try:
-        request = REQUESTS[protocol](json.dumps(body))
-    except ValueError as raised:
-        assert str(raised).startswith(("invalid request body: ", "invalid JSON request: "))
+    request, problem = attempt(lambda: REQUESTS[protocol](json.dumps(body)), ValueError)
+    if request is None:
+        assert str(problem).startswith(("invalid request body: ", "invalid JSON request: "))
         return "shape"
-    try:
-        converted = request.convert(options(rng))
-    except recipe.ConversionError as raised:
-        assert 400 <= raised.status_code < 500
-        assert json.loads(raised.body)["error"]["message"] == str(raised)
+    converted, refusal = attempt(lambda: request.convert(options(rng)), recipe.ConversionError)
+    if converted is None:
+        assert isinstance(refusal, recipe.ConversionError)
+        assert 400 <= refusal.status_code < 500
+        assert json.loads(refusal.body)["error"]["message"] == str(refusal)
         return "refused"
     rendered = encoding(version_of(converted)).render_conversation(converted.conversation)
     assert all(0 <= start <= end <= len(rendered.prompt) for start, end in rendered.special_ranges)
@@ -114,7 +139,9 @@ def try_output(rng: random.Random, seeds: Seeds) -> None:
     text = rng.choice(seeds.outputs)
     for _ in range(rng.randrange(5)):
         a, b = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-        text = text[:a] + rng.choice((rng.choice(MARKUP), rng.choice(seeds.outputs)[:40], "")) + text[rng.choice((a, b)) :]
+        text = (
+            text[:a] + rng.choice((rng.choice(MARKUP), rng.choice(seeds.outputs)[:40], "")) + text[rng.choice((a, b)) :]
+        )
     parsing = recipe.ParsingOptions(
         parse_tool_calls=rng.random() < 0.9,
         starts_in_tool_calls=rng.random() < 0.1,

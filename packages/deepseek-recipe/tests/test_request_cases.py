@@ -55,7 +55,7 @@ def run_render(given: Json, tokenizer_of: TokenizerOf) -> Json:
 def convert(given: Json) -> recipe.ConversationRequest | Json:
     try:
         request = REQUESTS[given["protocol"]](request_body(given))
-    except Exception as raised:
+    except Exception as raised:  # noqa: BLE001 - the cases say which one
         return error("construct", raised)
     try:
         return request.convert(conversion_options(given.get("options")))
@@ -130,9 +130,7 @@ def webp_facts(data: bytes) -> Json:
 
 
 def run_preprocess(given: Json, tokenizer_of: TokenizerOf) -> Json:
-    options = recipe.PreprocessOptions(
-        given["detail"], given["max_dimension_px"], given["low_detail_max_dimension_px"]
-    )
+    options = recipe.PreprocessOptions(given["detail"], given["max_dimension_px"], given["low_detail_max_dimension_px"])
     try:
         image = recipe.OpenCvImagePreprocessor().preprocess(base64.b64decode(given["data_b64"]), options)
     except recipe.ImageError as raised:

@@ -63,7 +63,11 @@ def test_a_memory_recalls_what_comes_back_from_a_client(tokenizer: recipe.Tokeni
         f"</{dsml} invoke></{dsml} calls>"
     )
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    body: dict[str, Any] = {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": "user", "content": "q"}], "tools": tools}
+    body: dict[str, Any] = {
+        "model": "DeepSeek-V4.1-Flash",
+        "messages": [{"role": "user", "content": "q"}],
+        "tools": tools,
+    }
     converted = recipe.ChatCompletionRequest(body).convert(recipe.ConversionOptions())
     generator = recipe.ChatCompletionRequest.chunk_generator(converted, "ID", "M")
     memory = recipe.ReplayMemory()
@@ -83,5 +87,7 @@ def test_a_memory_recalls_what_comes_back_from_a_client(tokenizer: recipe.Tokeni
     back.conversation.messages = memory.recall(back.conversation.messages)
     rendered = encoding.render_conversation(back.conversation)
     assert written in rendered.prompt
-    changed = [m.changed(tool_calls=[recipe.ToolCall(call_id, "f", '{"n": 2}')]) for m in back.conversation.messages[1:2]]
+    changed = [
+        m.changed(tool_calls=[recipe.ToolCall(call_id, "f", '{"n": 2}')]) for m in back.conversation.messages[1:2]
+    ]
     assert memory.recall([m.changed(replay=()) for m in changed])[0].replay == ()

@@ -208,7 +208,7 @@ _tool: Final = struct(
         "type": Field(choice("function")),
         "function": Field(
             struct(
-                "ChatCompletionFunction",
+                "ChatCompletionToolFunction",
                 RequestedTool,
                 {
                     "name": Field(string),

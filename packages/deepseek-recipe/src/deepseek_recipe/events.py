@@ -7,10 +7,11 @@ import random
 import string
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from deepseek_recipe.inference_chunk import InferenceFinishReason, PromptUsage, TokenLogprobs
 from deepseek_recipe.json_writer import f32_text, quote
+from deepseek_recipe.pieces import Piece
 from deepseek_recipe.tokenizer import Tokenizer
 
 
@@ -163,6 +164,38 @@ class Account:
         except UnicodeDecodeError:
             text = "".join(f"\\x{byte:02x}" for byte in data)
         return f'"token":{quote(text)},"logprob":{f32_text(logprob)},"bytes":[{",".join(map(str, data))}]'
+
+
+class Writer(Protocol):
+    """What turns parts of an answer into the events of a protocol."""
+
+    counts_reasoning: bool
+    """Whether the events say how many tokens the reasoning has."""
+
+    def open(self, account: Account) -> list[Event]:
+        """The opening events."""
+
+    def content(self, text: str, piece: Piece | None = None) -> list[Event]:
+        """A bit of the answer's text."""
+
+    def reasoning(self, text: str, piece: Piece | None = None) -> list[Event]:
+        """A bit of reasoning."""
+
+    def start_call(self, name: str) -> list[Event]:
+        """The start of a tool call."""
+
+    def arguments(self, text: str) -> list[Event]:
+        """A bit of the arguments of the last call."""
+
+    def close(self, ending: Ending) -> list[Event]:
+        """The last events."""
+
+
+class Generator(Protocol):
+    """What gives a stream processor its writer, once."""
+
+    def take_writer(self) -> Writer:
+        """The writer of the events."""
 
 
 _ID_CHARACTERS: Final = string.ascii_letters + string.digits

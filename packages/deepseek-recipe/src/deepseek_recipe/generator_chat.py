@@ -46,8 +46,7 @@ class ChatWriter:
         self.thinking = request.conversation.thinking_mode
         stage = request.parsing_options.thinking_initial_stage
         self._starts_in_reasoning = stage is not None and stage.starts_in_reasoning()
-        direct = request.context.protocol != "chat"
-        self._usage_null = ',"usage":null}' if direct or request.context.null_usage else "}"
+        self._usage_null = ',"usage":null}' if request.context.null_usage else "}"
         self._id, self._model = id, model
         self._account = Account()
         self._head = self._tail = self._content_tail = ""

@@ -4,6 +4,8 @@ The JSON of items and responses is in `responses_output`, what the events add up
 """
 
 import time
+from collections.abc import Callable
+from io import StringIO
 from typing import override
 
 from deepseek_recipe.echo import ResponsesEcho
@@ -110,6 +112,8 @@ class ResponsesWriter:
         self._account = Account()
         self._sequence = 0
         self._item: Item | None = None
+        self._open_kind = ""
+        self._write: Callable[[str], int] = StringIO().write
         self._done: list[str] = []
         self._delta = Frame("", "")
         self._patch = PatchInput()
@@ -139,6 +143,7 @@ class ResponsesWriter:
         index = len(self._done)
         head = ItemHead(kind, f"{_PREFIXES[kind]}_{self._id}_{index}", call_id, name, namespace, f"{self._id}-{index}")
         self._item = item = Item(head)
+        self._open_kind, self._write = kind, item.text.write
         events.append(self._event("output_item.added", f'"item":{item.json()},"output_index":{index}', (index, head)))
         place = f'"item_id":{quote(head.id)}'
         if kind in ("reasoning", "message"):
@@ -156,12 +161,12 @@ class ResponsesWriter:
 
     def content(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of the answer's text."""
-        item = self._item
-        if item is None or item.head.kind != "message":
+        if self._open_kind != "message":
             return self._start("message") + self.content(text, piece)
-        item.text.write(text)
+        self._write(text)
         frame = self._delta
-        if piece is not None and piece.logprobs:
+        item = self._item
+        if piece is not None and piece.logprobs and item is not None:
             entries = self._account.logprobs(piece.logprobs)
             item.logprobs.append(entries)
             suffix = frame.suffix.replace('"logprobs":[]', f'"logprobs":[{entries}]', 1)
@@ -172,11 +177,10 @@ class ResponsesWriter:
 
     def reasoning(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of reasoning."""
-        item = self._item
-        if item is None or item.head.kind != "reasoning":
+        if self._open_kind != "reasoning":
             return self._start("reasoning") + self.reasoning(text, piece)
         self._account.think(text)
-        item.text.write(text)
+        self._write(text)
         number = self._sequence
         self._sequence = number + 1
         return [ResponsesStreamEvent(self._delta, text, number)]
@@ -208,7 +212,7 @@ class ResponsesWriter:
         return [] if kind == "tool_search_call" else [self._delta_event(text)]
 
     def _close_item(self, status: str, *, before_call: bool = False, cut: bool = False) -> list[Event]:
-        item, self._item = self._item, None
+        item, self._item, self._open_kind = self._item, None, ""
         if item is None:
             return []
         kind, index = item.head.kind, len(self._done)

@@ -31,6 +31,7 @@ _MAX_SIDE: Final = 8192
 _LOW_DETAIL_SIDE: Final = 512
 _LONGEST_WEBP_SIDE: Final = 16_383
 _WEBP_QUALITY: Final = 95
+_WEBP_EFFORT: Final = 1
 _FORMATS: Final = ("WEBP", "PNG", "JPEG", "GIF")
 _SIGNATURES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 
@@ -110,7 +111,7 @@ def _preprocess(data: bytes, options: PreprocessOptions, place: str) -> ImageInf
 
 def _webp(image: "Image.Image") -> bytes:
     file = io.BytesIO()
-    image.save(file, "WEBP", quality=_WEBP_QUALITY)
+    image.save(file, "WEBP", quality=_WEBP_QUALITY, method=_WEBP_EFFORT)
     return file.getvalue()
 
 
@@ -141,6 +142,7 @@ class ImageResolver:
             raise ImageError(f"Too many images: max {MAX_IMAGES} images per request, got {total}", "TooManyImages")
         at_path: Counter[str] = Counter()
         images: list[ImageInfo] = []
+        ready: dict[tuple[bytes, ImageDetail], ImageInfo] = {}
         size = 0
         for source in sources:
             place = f"{source.path}." if source.path else ""
@@ -154,7 +156,11 @@ class ImageResolver:
                     f"{(quota.byte_size() + size) >> 20} MB",
                     "TotalSizeTooLarge",
                 )
-            images.append(_preprocess(data, PreprocessOptions(source.detail, _MAX_SIDE, _LOW_DETAIL_SIDE), place))
+            same = data, source.detail
+            if same not in ready:
+                options = PreprocessOptions(source.detail, _MAX_SIDE, _LOW_DETAIL_SIDE)
+                ready[same] = _preprocess(data, options, place)
+            images.append(ready[same])
         quota.record(len(images), size)
         return MultiModalData(images)
 

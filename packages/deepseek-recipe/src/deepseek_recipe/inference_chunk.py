@@ -45,6 +45,7 @@ class InferenceChunk:
 
     __slots__ = (
         "content",
+        "count",
         "finish_reason",
         "kind",
         "logprobs",
@@ -58,6 +59,8 @@ class InferenceChunk:
         self.kind = kind
         self.content: str | None = None
         self.token_count: int | None = None
+        self.count = 0
+        """How many tokens this is, for text and for ids."""
         self.token_ids: list[int] | None = None
         self.logprobs: list[TokenLogprobs] | None = None
         self.finish_reason: InferenceFinishReason | None = None
@@ -85,7 +88,7 @@ class InferenceChunk:
             content.encode()
         chunk = InferenceChunk("text")
         chunk.content = content
-        chunk.token_count = _u32(token_count, "token_count")
+        chunk.token_count = chunk.count = _u32(token_count, "token_count")
         return chunk
 
     @staticmethod
@@ -102,6 +105,7 @@ class InferenceChunk:
         if ids and not 0 <= min(ids) <= max(ids) < 1 << 32:
             raise OverflowError(f"token ids must be in [0, 2^32), not {min(ids)} to {max(ids)}")
         chunk.token_ids = ids
+        chunk.count = len(ids)
         if logprobs is not None:
             chunk.logprobs = [
                 (float(logprob), [(_u32(token_id, "a token id"), float(other)) for token_id, other in top])

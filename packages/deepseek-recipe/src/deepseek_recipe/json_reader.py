@@ -257,8 +257,6 @@ class _Reader:
                 return
 
     def string(self) -> str:
-        parts: list[str] = []
-        raw_start = self.index
         pieces: list[bytes] = []
         while True:
             match = _PLAIN_RUN.match(self.data, self.index)
@@ -275,11 +273,9 @@ class _Reader:
                 raise self.error("control character (\\u0000-\\u001F) found while parsing a string")
             pieces.append(self.escape().encode())
         try:
-            parts.append(b"".join(pieces).decode())
+            return b"".join(pieces).decode()
         except UnicodeDecodeError:
             raise self.error("invalid unicode code point") from None
-        assert self.index > raw_start
-        return parts[0]
 
     def escape(self) -> str:
         byte = self.peek()

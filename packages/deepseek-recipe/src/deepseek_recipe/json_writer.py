@@ -62,23 +62,24 @@ def to_f32(number: float) -> float:
         return math.copysign(math.inf, number)
 
 
-@lru_cache(maxsize=65536)
 def f32_text(number: float) -> str:
     """Shortest digits that read back as the 32-bit float nearest to `number`; `null` for infinities and NaN.
 
     Plain for 1e-6 <= |x| < 1e13, always with `.0` or an exponent.
     """
+    # Zeros are equal, so the cache cannot tell -0.0 from 0.0.
+    return f"{number:.1f}" if number == 0 else _f32_text(number)
+
+
+@lru_cache(maxsize=65536)
+def _f32_text(number: float) -> str:
     single = to_f32(number)
     if not math.isfinite(single):
         return "null"
-    text = f"{single:.8e}"
-    for precision in (5, 6, 7):
-        shorter = f"{single:.{precision}e}"
-        if to_f32(float(shorter)) == single:
-            text = shorter
-            break
+    spelled = (f"{single:.{precision}e}" for precision in range(9))
+    text = next(digits for digits in spelled if to_f32(float(digits)) == single)
     mantissa, _, exponent = text.partition("e")
-    mantissa, power = mantissa.rstrip("0").rstrip("."), int(exponent)
+    power = int(exponent)
     if -6 <= power < 13:
         return _plain(mantissa, power)
     return f"{mantissa}e{power:+d}" if power >= 0 else f"{mantissa}e{power}"

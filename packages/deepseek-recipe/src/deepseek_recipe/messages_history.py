@@ -3,7 +3,6 @@
 The rest of the request is converted in `messages_request`.
 """
 
-import base64
 import binascii
 from dataclasses import dataclass, field
 
@@ -200,8 +199,10 @@ def _image(source: Source, path: str) -> ImageSource:
             raise ConversionError(f"{path}: {problem}")
         return UrlImageSource(source.value, path=path)
     try:
-        base64.b64decode(source.value.encode(), validate=True)
+        data = binascii.a2b_base64(source.value.encode(), strict_mode=True)
     except binascii.Error:
-        raise ConversionError(f"{path}: base64 decode error") from None
+        data = None
+    if data is None or binascii.b2a_base64(data, newline=False) != source.value.encode():
+        raise ConversionError(f"{path}: base64 decode error")
     media_type = "image/jpeg" if source.media_type == "image/jpg" else source.media_type
     return DataUrlImageSource(f"data:{media_type};base64,{source.value}", path=path)

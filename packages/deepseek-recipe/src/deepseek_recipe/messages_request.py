@@ -93,7 +93,7 @@ def _convert(body: MessagesBody, options: ConversionOptions) -> ConversationRequ
     )
     request.parsing_options = parsing_options(conversation, options, stops)
     request.stream = bool(body.stream)
-    request.context = ResponseContext("messages")
+    request.context = ResponseContext("messages", null_usage=not body.stream)
     request.warnings = conversion.warnings
     return request
 

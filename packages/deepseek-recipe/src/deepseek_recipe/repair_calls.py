@@ -48,6 +48,7 @@ class CallParser:
         self._value_kind = ""
         self._tag_quote = ""
         self._name = ""
+        self._key_of_value = ""
         self.has_calls = False
         """Whether the block has had a call."""
         self.done = False
@@ -328,7 +329,7 @@ class CallParser:
         key = self._until(self._tag_quote)
         if key is None:
             return False
-        self._name_of_value = key
+        self._key_of_value = key
         self._read = self._type
         return True
 
@@ -340,7 +341,7 @@ class CallParser:
             return self._skip()
         tape.at = found.end()
         if self._on("R9"):
-            self._start_value(self._name_of_value, found[1])
+            self._start_value(self._key_of_value, found[1])
             return True
         self._value_kind = found[1]
         self._read = self._value

@@ -143,10 +143,6 @@ class Tape:
         """Note a repair."""
         self.warnings.append(f"{name}: {detail}")
 
-    def match(self, pattern: re.Pattern[str], at: int) -> re.Match[str] | None:
-        """Match at a place."""
-        return pattern.match(self.text, at)
-
     def may_become(self, at: int, *wanted: str) -> bool:
         """Whether the text from `at` to its end is the beginning of one of `wanted`, and more text may come."""
         if self.final:

@@ -186,6 +186,7 @@ def _context(body: ResponsesBody, names: ToolNames) -> ResponseContext:
     declared = body.tools or []
     return ResponseContext(
         "responses",
+        null_usage=not body.stream,
         echo=_echo(body),
         namespace_tools=names.origin,
         custom_tools=frozenset(tool.name for tool in declared if tool.kind == "custom"),

@@ -234,7 +234,7 @@ class CompletionParser:
         self._eos = parsing.special_tokens.token(SpecialToken.Eos)
         self._tokenizer = tokenizer or Tokenizer.bundled()
         self._processor = StreamProcessor(
-            _MessageGenerator(self._writer),  # type: ignore[arg-type]
+            _MessageGenerator(self._writer),
             parsing,
             self._tokenizer,
             replay=self._memory,

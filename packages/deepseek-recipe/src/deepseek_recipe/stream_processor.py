@@ -4,12 +4,12 @@ How output is parsed is in `output_parser` and `repair_parser`, how events look 
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
-from deepseek_recipe.events import Account, Ending, Event
-from deepseek_recipe.generator_chat import ChatCompletionChunk, ChatCompletionChunkGenerator, ChatWriter
-from deepseek_recipe.generator_messages import MessagesChunkGenerator, MessagesStreamEvent, MessagesWriter
-from deepseek_recipe.generator_responses import ResponsesChunkGenerator, ResponsesStreamEvent, ResponsesWriter
+from deepseek_recipe.events import Account, Ending, Event, Generator
+from deepseek_recipe.generator_chat import ChatCompletionChunk
+from deepseek_recipe.generator_messages import MessagesStreamEvent
+from deepseek_recipe.generator_responses import ResponsesStreamEvent
 from deepseek_recipe.grammar import Action, Grammar
 from deepseek_recipe.inference_chunk import InferenceChunk, InferenceFinishReason
 from deepseek_recipe.json_writer import quote
@@ -22,8 +22,6 @@ from deepseek_recipe.tokenizer import Tokenizer
 
 _CUTS = (InferenceFinishReason.Length, InferenceFinishReason.ContentFilter)
 
-type _Generator = ChatCompletionChunkGenerator | ResponsesChunkGenerator | MessagesChunkGenerator
-type _Writer = ChatWriter | ResponsesWriter | MessagesWriter
 type _Events = list[ChatCompletionChunk | ResponsesStreamEvent | MessagesStreamEvent]
 
 
@@ -47,14 +45,14 @@ class StreamProcessor:
 
     def __init__(
         self,
-        generator: _Generator,
+        generator: Generator,
         options: ParsingOptions,
         tokenizer: Tokenizer | None = None,
         *,
         replay: ReplayMemory | None = None,
     ) -> None:
         options = options.copy()
-        self._writer: _Writer = generator.take_writer()
+        self._writer = generator.take_writer()
         self._tokenizer = tokenizer
         counts_reasoning = tokenizer is not None and options.thinking_initial_stage is not None
         self._account = Account(tokenizer, counts_reasoning and self._writer.counts_reasoning)
@@ -67,7 +65,7 @@ class StreamProcessor:
         self._finished = False
         self._finds_danger: Callable[[str], object] = _never
         self._finds_run_danger: Callable[[str], object] = _never
-        self._emit: Callable[[str], list[Event]] = self._drop
+        self._emit: Callable[[str], Any] = self._drop
         self._memory = replay
         self._recorder = CallRecorder(options.special_tokens, starts_in_calls=options.starts_in_tool_calls)
         self._on = self._actions()
@@ -99,13 +97,15 @@ class StreamProcessor:
         text = chunk.content
         if text:
             if self._finds_danger(text) is None:
-                self._account.completion_tokens += cast(int, chunk.token_count)
-                return cast(_Events, self._emit(text))
-        elif chunk.token_ids and self._runs is not None and chunk.logprobs is None:
-            text = self._runs.plain_text(chunk.token_ids)
+                self._account.completion_tokens += chunk.count
+                events: _Events = self._emit(text)
+                return events
+        elif chunk.count and chunk.logprobs is None and self._runs is not None:
+            text = self._runs.plain_text(chunk.token_ids or [])
             if text and self._finds_run_danger(text) is None:
-                self._account.completion_tokens += len(chunk.token_ids)
-                return cast(_Events, self._emit(text))
+                self._account.completion_tokens += chunk.count
+                events = self._emit(text)
+                return events  # noqa: RET504 - a cast would be a call for every token
         return cast(_Events, self._push(chunk))
 
     def _check_open(self) -> None:
