@@ -3,12 +3,15 @@
 A call on a few numbers costs numpy 0.5 to 1 us and torch 2 to 6 us; a decode step makes a thousand of them.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.accelerator.ops.settings import OpsSettings
+from deepinfer.accelerator.parameters import Precision
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
@@ -20,12 +23,23 @@ FEW_ROWS = 64
 FEW_NUMBERS = 1 << 15
 """The same bound for an op on single elements."""
 
-FEW_PRODUCTS = 1 << 19
-"""Multiplications of the largest product that numpy's BLAS keeps on the calling thread; torch has its own setting."""
+FEW_PRODUCTS = 1 << 18
+"""Multiplications of the largest product that numpy's BLAS keeps on the calling thread; how many torch uses is set."""
 
 
 class HostOps(OpsSettings):
     """Conversions that all CPU ops share."""
+
+    def __init__(self, device: torch.device, precision: Precision) -> None:
+        super().__init__(device, precision)
+        self._held: dict[int, tuple[Tensor, NDArray[Any]]] = {}
+
+    def held(self, x: Tensor) -> NDArray[Any]:
+        """View a weight as an array; the view is made once and lives as long as these ops."""
+        found = self._held.get(id(x))
+        if found is None:
+            found = self._held[id(x)] = (x, x.numpy())
+        return found[1]
 
     @property
     def float_type(self) -> type[np.floating]:
@@ -49,17 +63,21 @@ class HostOps(OpsSettings):
         """RMSNorm over the last dimension, as `rms_norm` defines it."""
         y = x * self.inverse_root(x, eps)
         if weight is not None:
-            y *= weight.numpy()
+            y *= self.held(weight)
         return self.rounded(y)
 
     def inverse_root(self, x: Floats, eps: float) -> Floats:
         """1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept."""
-        root: Floats = np.vecdot(x, x)
-        root *= 1 / x.shape[-1]
-        root += eps
-        np.sqrt(root, root)
-        np.reciprocal(root, root)
-        return root[..., None]
+        mean: Floats = np.vecdot(x, x)
+        mean *= 1 / x.shape[-1]
+        mean += eps
+        return np.power(mean, -0.5, mean)[..., None]
+
+
+def pick[Number: np.generic](table: NDArray[Number], places: Ints) -> NDArray[Number]:
+    """Elements table[t, places[t, k]] of a table [T, N]: `take_along_axis` without its checks, a fifth of its time."""
+    starts = np.arange(0, table.size, table.shape[1])[:, None]
+    return table.take(places + starts)
 
 
 def product(x: Floats, weight: Tensor) -> Floats:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Rope, Selection
-from deepinfer.accelerator.cpu_ops.arrays import Floats, Ints
+from deepinfer.accelerator.cpu_ops.arrays import Floats, Ints, pick
 from deepinfer.accelerator.cpu_ops.few_rows import FewRows
 from deepinfer.accelerator.cpu_ops.records import CpuRecords, rotate_array
 from deepinfer.accelerator.ops.number_formats import fp4_round, hadamard
@@ -42,7 +42,7 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
             parts.append((entries, keys.selection.bias.numpy()))
         queries = self.array(q) * self.float_type(q.shape[2] ** -0.5)
         scores = np.empty((*queries.shape[:2], sum(bias.shape[1] for _, bias in parts) + 1), queries.dtype)
-        scores[:, :, -1] = sink.numpy()
+        scores[:, :, -1] = self.held(sink)
         end = 0
         for vectors, bias in parts:
             start, end = end, end + bias.shape[1]
@@ -113,7 +113,7 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
 def _best(scores: Floats, count: int) -> Ints:
     """Indices [T, min(count, N)] of the largest scores; ties go to the smaller index; -1 where -inf."""
     best: Ints = (-scores).argsort(1, kind="stable")[:, :count]
-    return np.where(np.take_along_axis(scores, best, 1) > -np.inf, best, -1)
+    return np.where(pick(scores, best) > -np.inf, best, -1)
 
 
 def _candidate_blocks(scores: Floats, newest: Ints, request: IndexRequest) -> Ints:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Rope, Selection, tail_tokens
-from deepinfer.accelerator.cpu_ops.arrays import FEW_ROWS, Floats, HostOps, Ints, Turns
+from deepinfer.accelerator.cpu_ops.arrays import FEW_ROWS, Floats, HostOps, Ints, Turns, pick
 from deepinfer.accelerator.ops.paged_cache import PagedCacheOps
 
 FEW_KEYS = 1 << 17
@@ -107,7 +107,7 @@ class CpuPreparing(HostOps, PagedCacheOps):
     def few_selection(self, few: FewRows, entries: Ints, ratio: int) -> Selection:
         """Find slots and bias of entry numbers [T, K] (-1 = none); compare `selection`."""
         per_block = BLOCK_TOKENS // ratio
-        blocks = np.take_along_axis(few.tables, np.minimum(entries // per_block, few.tables.shape[1] - 1), 1)
+        blocks = pick(few.tables, np.minimum(np.maximum(entries // per_block, 0), few.tables.shape[1] - 1))
         present = entries >= 0
         slots = np.where(present, blocks * per_block + entries % per_block, -1)
         bias = np.where(present, self.float_type(0), -np.inf)
@@ -128,7 +128,7 @@ class CpuPreparing(HostOps, PagedCacheOps):
         # Positions below 0 lie in block -1 or below, in front of every table.
         local = positions // BLOCK_TOKENS - batch.window_bases.numpy()[sequences][:, None]
         width = tables.shape[1]
-        blocks = np.take_along_axis(tables, np.minimum(np.maximum(local, 0), width - 1), 1)
+        blocks = pick(tables, np.minimum(np.maximum(local, 0), width - 1))
         held = (local >= 0) & (local < width) & (blocks >= 0)
         return np.where(held, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, -1)
 

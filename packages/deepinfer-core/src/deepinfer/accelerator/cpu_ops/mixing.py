@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.accelerator.cpu_ops.arrays import FEW_NUMBERS, FEW_ROWS, Floats, HostOps, Ints
+from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, FEW_ROWS, Floats, HostOps, Ints
 from deepinfer.accelerator.ops.stream_mixing import Mix, MixSettings, StreamMixingOps
-from deepinfer.accelerator.parameters import MixParameters
+from deepinfer.accelerator.parameters import MixParameters, Precision
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class _Laid:
 class CpuMixing(HostOps, StreamMixingOps):
     """Mixing of few rows without torch's calls; many rows go to the reference."""
 
-    def __init__(self, *settings: object) -> None:
-        super().__init__(*settings)  # type: ignore[arg-type]
+    def __init__(self, device: torch.device, precision: Precision) -> None:
+        super().__init__(device, precision)
         self._laid: dict[int, _Laid] = {}
 
     @override
@@ -87,7 +87,10 @@ class CpuMixing(HostOps, StreamMixingOps):
         if laid is None:
             laid = self._laid[id(parameters)] = _lay(parameters)
         flat = streams.reshape(streams.shape[0], -1)
-        z = laid.fn.dot(flat.T) if flat.size <= FEW_NUMBERS else (parameters.fn @ torch.from_numpy(flat).t()).numpy()
+        if laid.fn.shape[0] * flat.size <= FEW_PRODUCTS:
+            z: Floats = laid.fn.dot(flat.T)
+        else:
+            z = torch.mm(parameters.fn, torch.from_numpy(flat).t()).numpy()
         z *= self.inverse_root(flat, settings.norm_eps).T
         z *= laid.scale
         z += laid.base
@@ -119,8 +122,9 @@ def _mixing(z: Floats, settings: MixSettings) -> Mix:
     gates += 1
     np.divide(constants.tops, gates, gates)
     gates += constants.floors
-    comb = np.ones((count * count + 1, rows), z.dtype)
+    comb = np.empty((count * count + 1, rows), z.dtype)
     comb[:-1] = z[2 * count :]
+    comb[-1] = 1
     by_row, by_column, total = constants.by_row.dot, constants.by_column.dot, np.empty_like(comb)
     divide = np.divide
     divide(comb, constants.softmax.dot(comb, total), comb)

@@ -77,7 +77,7 @@ class CpuRecords(CpuPreparing):
         assert tail is not None
         table = few.tails[ratio]
         value, score = values.numpy(), scores.numpy()
-        kept_values, kept_scores = (part.flatten(0, 1).numpy() for part in (tail.values, tail.scores))
+        kept_values, kept_scores = (part.numpy().reshape(-1, value.shape[1]) for part in (tail.values, tail.scores))
         count, span = table.in_step.shape
         width = value.shape[1] // (span // ratio)
         pooled = np.zeros((count, width), value.dtype)
