@@ -15,6 +15,7 @@ from deepinfer.accelerator.parameters import Precision
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 Turns = NDArray[np.complexfloating]
 
 FEW_ROWS = 64
@@ -48,12 +49,12 @@ class HostOps(OpsSettings):
 
     def array(self, x: Tensor) -> Floats:
         """View x in the wide dtype as an array; a copy where it is held in another dtype."""
-        array: Floats = self.widen(x).numpy()
+        array: Floats = x.numpy() if x.dtype == self.wide else x.to(self.wide).numpy()
         return array
 
     def result(self, x: Floats) -> Tensor:
         """Round an array to the activation dtype."""
-        return self.narrow(torch.from_numpy(x))
+        return torch.from_numpy(x) if self.dtype == self.wide else torch.from_numpy(x).to(self.dtype)
 
     def rounded(self, x: Floats) -> Floats:
         """Round to the activation dtype and widen again, where an op of the reference ends inside this one."""
@@ -76,8 +77,9 @@ class HostOps(OpsSettings):
 
 def pick[Number: np.generic](table: NDArray[Number], places: Ints) -> NDArray[Number]:
     """Elements table[t, places[t, k]] of a table [T, N]: `take_along_axis` without its checks, a fifth of its time."""
-    starts = np.arange(0, table.size, table.shape[1])[:, None]
-    return table.take(places + starts)
+    starts = np.arange(table.shape[0])[:, None] * table.shape[1]
+    picked: NDArray[Number] = table.take(places + starts)
+    return picked
 
 
 def product(x: Floats, weight: Tensor) -> Floats:

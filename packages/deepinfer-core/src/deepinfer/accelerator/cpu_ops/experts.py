@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, FEW_ROWS, Floats, HostOps, Ints, pick, product
+from deepinfer.accelerator.cpu_ops.formats import round_inputs
 from deepinfer.accelerator.ops.expert_routing import ExpertRoutingOps, PackedExperts, RouteSettings
 from deepinfer.accelerator.parameters import StoredExpert
 
@@ -59,7 +60,7 @@ class CpuExperts(HostOps, ExpertRoutingOps):
         # Picks of -1 sort in front of the first bound, where the result stays 0.
         unsorted = np.empty((len(order), x.shape[1]), given.dtype)
         unsorted[order] = self._each(hidden, experts.w2, bounds)
-        return torch.from_numpy(np.add.reduce(unsorted.reshape(*picks.shape, -1), 1))
+        return torch.from_numpy(np.add.reduce(unsorted.reshape(*picks.shape, x.shape[1]), 1))
 
     @override
     def shared_expert(self, x: Tensor, experts: PackedExperts, limit: float) -> Tensor:
@@ -70,11 +71,17 @@ class CpuExperts(HostOps, ExpertRoutingOps):
         hidden = self._activated(hidden, None, experts, limit)
         return torch.from_numpy(product(hidden, experts.w2[0].t()))
 
+    @override
+    def _expert_input(self, x: Tensor, experts: PackedExperts) -> Tensor:
+        wide = self.widen(self.narrow(x))
+        return round_inputs(wide, experts.round_group) if experts.round_group else wide
+
     def _input(self, x: Tensor, experts: PackedExperts) -> Floats:
         """The array of `_expert_input`."""
         array: Floats = self._expert_input(x, experts).numpy()
         return array
 
+    @np.errstate(over="ignore")  # of exp: silu is then 0, as it should be
     def _activated(self, gate_up: Floats, weight: Floats | None, experts: PackedExperts, limit: float) -> Floats:
         """The input of w2 from gate_up [n, 2 I] and weights [n, 1], as `swiglu` and `_expert_input` make it."""
         width = gate_up.shape[1] // 2

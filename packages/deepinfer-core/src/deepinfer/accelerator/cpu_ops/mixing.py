@@ -70,6 +70,7 @@ class CpuMixing(HostOps, StreamMixingOps):
             return super().collapse(streams, weights)
         return self.result(_collapse(self.array(streams), weights.numpy()))
 
+    @np.errstate(over="ignore")
     @override
     def head_weights(self, streams: Tensor, parameters: MixParameters, settings: MixSettings) -> Tensor:
         """Few rows: a third of the reference's time."""
@@ -86,7 +87,7 @@ class CpuMixing(HostOps, StreamMixingOps):
         laid = self._laid.get(id(parameters))
         if laid is None:
             laid = self._laid[id(parameters)] = _lay(parameters)
-        flat = streams.reshape(streams.shape[0], -1)
+        flat = streams.reshape(streams.shape[0], parameters.fn.shape[1])
         if laid.fn.shape[0] * flat.size <= FEW_PRODUCTS:
             z: Floats = laid.fn.dot(flat.T)
         else:
@@ -111,6 +112,7 @@ def _collapse(streams: Floats, weights: Floats) -> Floats:
     return summed
 
 
+@np.errstate(over="ignore")  # of exp: a sigmoid is then 0, as it should be
 def _mixing(z: Floats, settings: MixSettings) -> Mix:
     """Turn `_logits` [2 S + S * S, T] into pre, post and comb, as `StreamMixingOps.mixing` defines them."""
     rows, count = z.shape[1], int((z.shape[0] + 1) ** 0.5) - 1

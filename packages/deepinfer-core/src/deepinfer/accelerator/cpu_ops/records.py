@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.accelerator.batch import Batch, RecordView, Rope, TailView
 from deepinfer.accelerator.cpu_ops.arrays import Floats, Ints, Turns
 from deepinfer.accelerator.cpu_ops.few_rows import CpuPreparing, FewRows
+from deepinfer.accelerator.cpu_ops.formats import decode_few
 from deepinfer.accelerator.ops.number_formats import hadamard
 from deepinfer.accelerator.ops.paged_cache import PLAIN_FORMATS, encode_records
 
@@ -28,9 +29,13 @@ class CpuRecords(CpuPreparing):
     def read(self, view: RecordView, slots: Ints) -> Floats:
         """Vectors [*slots.shape, width] in the wide dtype: numpy gathers rows in a fifth of torch's time."""
         if view.data.dtype == self.wide:
-            vectors: Floats = view.data.numpy().take(slots, 0)
-        else:
-            vectors = self.read_records(view, torch.from_numpy(slots)).numpy()
+            plain: Floats = view.data.numpy().take(slots, 0)
+            return plain
+        if view.data.dtype == torch.uint8:
+            decoded = decode_few(view.data.numpy().take(slots, 0), view)
+            if decoded is not None:
+                return decoded.astype(self.float_type, copy=False)
+        vectors: Floats = self.read_records(view, torch.from_numpy(slots)).numpy()
         return vectors
 
     def write(self, view: RecordView, slots: Ints, vectors: Floats) -> None:
