@@ -4,7 +4,8 @@ The formats are deepseek-recipe's; running the prompt is `llm.py`'s, which loads
 everything else works where that wheel is missing or a stranger's is installed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, override
 
 import tokenizers
@@ -39,8 +40,11 @@ class ChatFormat:
 
     def encode(self, messages: Sequence[dict[str, Any] | Message], tools: Any, **choices: Any) -> EncodedPrompt:
         """Render and tokenise a conversation; raises RequestError for one that the API would refuse."""
+        given = list(messages)
+        if not all(isinstance(message, Message) for message in given):
+            given = [_as_dict(message) if isinstance(message, Message) else message for message in given]
         try:
-            prompt = encode_chat(messages, tools, version=self.version, tokenizer=self.tokenizer, **choices)
+            prompt = encode_chat(given, tools, version=self.version, tokenizer=self.tokenizer, **choices)
         except (ConversionError, ValueError, TypeError) as error:
             raise RequestError(f"the conversation cannot become a prompt: {error}") from None
         if prompt.image_sources:
@@ -52,17 +56,25 @@ class ChatFormat:
         return CompletionParser(prompt.parsing, tokenizer=self.tokenizer, exact_replay=True)
 
 
+@dataclass
+class _Outcome:
+    """What a stream leaves when it has ended."""
+
+    message: Message | None = None
+    completion: Completion | None = None
+
+
 class ChatStream(Iterator[Increment]):
     """The increments of an answer as they come; after the last one, `message` and `completion` are there.
 
     An increment adds to the reasoning, the content, or a tool call's arguments; see `deepseek_recipe.Increment`.
+    A stream that is closed, or forgotten, ends its request.
     """
 
     def __init__(self, steps: Iterator[Generated], parser: CompletionParser) -> None:
-        self._parser = parser
-        self._message: Message | None = None
-        self._completion: Completion | None = None
-        self._increments = self._parsed(steps)
+        self._outcome = _Outcome()
+        # The generator knows nothing of this object: when it is forgotten, so are the generator and its request.
+        self._increments = _parsed(steps, parser, self._outcome)
 
     @override
     def __next__(self) -> Increment:
@@ -71,16 +83,16 @@ class ChatStream(Iterator[Increment]):
     @property
     def message(self) -> Message:
         """The whole message; raises RuntimeError before the stream has ended."""
-        if self._message is None:
-            raise RuntimeError("the answer is not complete: iterate to the end of the stream first")
-        return self._message
+        return _present(self._outcome.message)
 
     @property
     def completion(self) -> Completion:
         """The completion behind the message; raises RuntimeError before the stream has ended."""
-        if self._completion is None:
-            raise RuntimeError("the answer is not complete: iterate to the end of the stream first")
-        return self._completion
+        return _present(self._outcome.completion)
+
+    def close(self) -> None:
+        """End the request, if it has not ended."""
+        self._increments.close()
 
     def read(self) -> "ChatStream":
         """Run to the end; raises RequestError when the request failed."""
@@ -88,16 +100,37 @@ class ChatStream(Iterator[Increment]):
             pass
         return self
 
-    def _parsed(self, steps: Iterator[Generated]) -> Iterator[Increment]:
-        for step in steps:
-            if step.token_ids and not self._parser.finished:
-                yield from self._parser.push(step.token_ids)
-            if step.completion is not None:
-                self._completion = step.completion
-        assert self._completion is not None
-        if self._completion.error is not None:
-            raise RequestError(self._completion.error)
-        ended = self._completion.finish_reason
-        reason = InferenceFinishReason.Length if ended == "length" else InferenceFinishReason.Stop
-        rest, self._message = self._parser.finish(reason)
-        yield from rest
+
+def _parsed(steps: Iterator[Generated], parser: CompletionParser, outcome: _Outcome) -> Generator[Increment]:
+    for step in steps:
+        if step.token_ids and not parser.finished:
+            yield from parser.push(step.token_ids)
+        if step.completion is not None:
+            outcome.completion = step.completion
+    completion = _present(outcome.completion)
+    if completion.error is not None:
+        raise RequestError(completion.error)
+    reason = InferenceFinishReason.Length if completion.finish_reason == "length" else InferenceFinishReason.Stop
+    rest, outcome.message = parser.finish(reason)
+    yield from rest
+
+
+def _present[T](value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("the answer is not complete: iterate to the end of the stream first")
+    return value
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    """A message object in the form of Chat Completions, to stand among messages of that form."""
+    form: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning_content is not None:
+        form["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        form["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        form["tool_call_id"] = message.tool_call_id
+    return form

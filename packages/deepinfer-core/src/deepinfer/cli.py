@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 
+LONGEST_SIZE = 40
+"""Characters of a size: more is a slip, and may be a number that no float holds."""
+
 ENGINE_OPTIONS = ("dtype", "kv_cache_dtype", "decoder_replay", "max_model_len", "seed")
 """Options of `generate` that are arguments of `LLM`; the others are of `SamplingParams`, under the same names."""
 
@@ -228,7 +231,7 @@ def plan(*, model: str, memory: str | None, sequences: int, as_json: bool, debug
 
 @app.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--seed", default=0, help="Seed of the weights.")
+@click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), help="Seed of the weights.")
 @click.option("--family", type=click.Choice(["deepseek_v41", "deepseek_v4"]), default="deepseek_v41")
 @_debug
 def tiny(*, folder: Path, seed: int, family: Literal["deepseek_v41", "deepseek_v4"], debug: bool) -> None:
@@ -236,14 +239,17 @@ def tiny(*, folder: Path, seed: int, family: Literal["deepseek_v41", "deepseek_v
     with reported(debug=debug):
         from deepinfer.model.tiny import write_tiny
 
-        write_tiny(folder, seed=seed, family=family)
+        try:
+            write_tiny(folder, seed=seed, family=family)
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be written ({error}): choose another folder") from error
         click.echo(f"{folder}: a tiny {family} checkpoint of random weights", err=True)
 
 
 def memory_bytes(text: str) -> int:
     """Read a size such as "141GB", "128 GiB", "8x141GB" or a number of bytes; raises ConfigError."""
     match = re.fullmatch(r"(?:(\d+) ?[x*] ?)?(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
-    if match is None:
+    if match is None or len(text) > LONGEST_SIZE:
         raise ConfigError(f"memory is expected as 141GB, 128GiB, 8x141GB or a number of bytes, got {text!r}")
     count, number, unit = match.groups()
     power = "KMGT".index(unit[0].upper()) + 1 if unit else 0
@@ -327,6 +333,9 @@ def _print_json(increments: "Iterator[Increment]", count: int) -> tuple[int, int
             continue
         failed += step.completion.error is not None
         ended[step.index] = {"index": step.index, **dataclasses.asdict(step.completion)}
+        for name in ("logprobs", "prompt_logprobs"):  # whole rows are tensors
+            if hasattr(rows := ended[step.index][name], "tolist"):
+                ended[step.index][name] = rows.tolist()
         while written in ended:
             click.echo(json.dumps(ended.pop(written), ensure_ascii=False))
             written += 1

@@ -5,10 +5,11 @@ Running requests is the `Engine`'s; reading the environment is `environment.py`'
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
 
@@ -91,6 +92,8 @@ class LLM:
             memory_fraction=memory_fraction,
             seed=seed,
         )
+        if not isinstance(model, str | Path):
+            raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
         checkpoint = open_checkpoint(model)
         check_options(options, checkpoint.config)
         opened = open_accelerator(accelerator)
@@ -144,8 +147,10 @@ class LLM:
         inputs = _prompt_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(inputs)
-        else:
+        elif isinstance(sampling_params, Sequence):
             params = list(sampling_params)
+        else:
+            raise RequestError(f"sampling_params must be SamplingParams, one or a list, got {sampling_params!r}")
         for one in params:
             if not isinstance(one, SamplingParams):
                 raise RequestError(f"sampling_params must be SamplingParams, one or a list, got {one!r}")
@@ -192,7 +197,8 @@ class LLM:
     ) -> "Message | ChatStream":
         """Answer a conversation, with the prompt and the parsing of the DeepSeek API; V4 or V4.1 by the checkpoint.
 
-        messages, tools  as in Chat Completions, or `deepseek_recipe` objects; answers can be appended as they are
+        messages, tools  as in Chat Completions, or `deepseek_recipe` objects; answers can be appended as they are, and
+                         among objects alone their tool calls are repeated byte for byte
         sampling_params  None = `SamplingParams(max_tokens=None)`
         stream           return a `ChatStream` of increments as they come instead of the whole message
         choices          thinking=True, reasoning_effort, tool_choice, response_format, as `deepseek_recipe.encode_chat`
@@ -202,7 +208,7 @@ class LLM:
         """
         chat_format = self._chat_format()
         prompt = chat_format.encode(messages, tools, **choices)
-        params = sampling_params or SamplingParams(max_tokens=None)
+        params = SamplingParams(max_tokens=None) if sampling_params is None else sampling_params
         steps = self.generate({"prompt_token_ids": prompt.token_ids}, params, stream=True)
         answer: ChatStream = self._chat_module().ChatStream(steps, chat_format.parser(prompt))
         return answer if stream else answer.read().message
@@ -253,17 +259,25 @@ class LLM:
             for progress in self.engine.step():
                 if progress.request_id in self._mail:
                     self._mail[progress.request_id].append(progress)
+            if not self.engine.has_work and not any(self._mail[request_id] for request_id in wanted):
+                self._give_up(wanted)
         found = [progress for request_id in wanted for progress in self._mail[request_id]]
         for request_id in wanted:
             self._mail[request_id] = []
         return found
+
+    def _give_up(self, lost: Iterable[int]) -> None:
+        """End requests that the engine knows nothing of any more: an interrupt took one between its queues."""
+        told = "the engine was interrupted and lost this request: send it again"
+        for request_id in lost:
+            self._mail[request_id].append(Progress(request_id, finish_reason="abort", error=told))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Turn a prompt of any form into token ids; raises RequestError for what is none."""
         if isinstance(prompt, Mapping):
             if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
                 prompt = prompt["prompt"]
-            elif set(prompt) == {"prompt_token_ids"} and isinstance(prompt["prompt_token_ids"], Sequence):
+            elif set(prompt) == {"prompt_token_ids"} and _is_list(prompt["prompt_token_ids"]):
                 prompt = prompt["prompt_token_ids"]
             else:
                 raise RequestError(
@@ -271,14 +285,17 @@ class LLM:
                     f"got the keys {sorted(map(str, prompt))}"
                 )
         if not isinstance(prompt, str):
-            if not isinstance(prompt, Sequence):
+            if not _is_list(prompt):
                 raise RequestError(f"a prompt must be a text, token ids or an object, got {type(prompt).__name__}")
-            return tuple(prompt)  # type: ignore[arg-type]
+            return tuple(prompt)
         if self.tokenizer is None:
             raise RequestError("the model has no tokenizer.json: pass token ids instead of a text")
         if not prompt:
             raise RequestError("the prompt is empty: it must have at least one character")
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        try:
+            ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        except TypeError as error:
+            raise RequestError(f"the prompt is no valid Unicode text: {error}; lone surrogates have no token") from None
         first = self.model_config.bos_token_id
         return tuple(ids) if ids[:1] == [first] else (first, *ids)
 
@@ -326,6 +343,11 @@ class _Call:
         return Increment(self.index, finish_reason="error", completion=completion)
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value may be token ids; texts and bytes are sequences too."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
 def _joined(pieces: list[Logprobs]) -> Logprobs | None:
     tensors = [piece for piece in pieces if isinstance(piece, torch.Tensor)]
     if tensors:
@@ -337,11 +359,11 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Tell one prompt from several: a text, an object, or a sequence of nothing but integers is one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not _is_list(prompts):
         raise RequestError(f"prompts must be a text, token ids, an object, or a sequence, got {type(prompts).__name__}")
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(isinstance(item, Integral) for item in prompts):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def _cache_memory(fraction: float | None, checkpoint: Checkpoint, accelerator: Accelerator) -> CacheMemory:

@@ -23,7 +23,7 @@ def read_prompts(lines: Iterable[str], source: str) -> list[Any]:
             continue
         try:
             value = json.loads(line.strip())
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise RequestError(f"{source}, line {number}: expected {FORMS}; got no JSON: {error}") from error
         if not _is_prompt(value):
             raise RequestError(f"{source}, line {number}: expected {FORMS}; got {line.strip():.60}")

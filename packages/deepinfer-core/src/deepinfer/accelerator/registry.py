@@ -105,6 +105,8 @@ def open_accelerator(name: str = AUTO) -> "Accelerator":
     `AcceleratorError`, which names the wheel, for an unknown name, a missing device, a wheel that does not import or
     has another contract version, two wheels with one name, and (for "auto") a tie of priorities.
     """
+    if not isinstance(name, str):
+        raise AcceleratorError(f"an accelerator is chosen by its name or {AUTO!r}, got {name!r}")
     candidates = list_accelerators()
     chosen = _automatic(candidates) if name == AUTO else _named(_ACCELERATOR, candidates, name)
     kind = _load_target(_ACCELERATOR, chosen)

@@ -112,13 +112,15 @@ def check_options(options: EngineOptions, model: ModelConfig) -> None:
         ("max_num_batched_tokens", options.max_num_batched_tokens, 1, None),
         ("seed", options.seed, 0, 2**63 - 1),
     ):
-        if value is None:
+        if value is None and name == "max_model_len":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             raise ConfigError(f"{name} must be an integer, {limits}, got {value!r}")
-    if options.memory_fraction is not None and not 0 < options.memory_fraction <= 1:
-        raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction!r}")
+    fraction = options.memory_fraction
+    plain = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if fraction is not None and not (plain and 0 < fraction <= 1):
+        raise ConfigError(f"memory_fraction must be a number above 0 and at most 1, got {fraction!r}")
     if options.max_num_batched_tokens < options.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens={options.max_num_batched_tokens} must be at least "

@@ -58,11 +58,17 @@ class Engine:
         self.sampler = Sampler(ops, table)
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._ids = count()
+        self._settled = True
+
+    @property
+    def settled(self) -> bool:
+        """Whether the books are whole; False after an interrupt in the middle of scheduling or committing."""
+        return self._settled
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting, running or owed a last message."""
-        return self.scheduler.has_work
+        return not self._settled or self.scheduler.has_work
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id; raises RequestError when it can never be served."""
@@ -102,8 +108,14 @@ class Engine:
     def step(self) -> list[Progress]:
         """Run one step for every sequence that fits; return what each gained: tokens, log-probs, why it ended.
 
-        An exception of the model ends the requests of this step; an interrupt leaves them to be recomputed.
+        An exception of the model ends the requests of this step; an interrupt of it leaves them to be recomputed.
+        After an interrupt of the rest the books cannot be trusted: the next step ends all requests, with clean ones.
         """
+        if not self._settled:
+            progress = self.scheduler.reset()
+            self._settled = True
+            return progress
+        self._settled = False
         plan = self.scheduler.schedule()
         try:
             batch = self.builder.build(plan)
@@ -111,11 +123,15 @@ class Engine:
             tokens = self.sampler.sample(output, plan)
         except Exception as error:  # noqa: BLE001 - whatever a device raises ends this step's requests, never the engine
             _log.exception("a step of %d sequences failed", len(plan.rows))
-            return self.scheduler.fail(plan, error)
+            progress = self.scheduler.fail(plan, error)
         except BaseException:
             self.scheduler.retract()
+            self._settled = True
             raise
-        return self.scheduler.commit(plan, tokens)
+        else:
+            progress = self.scheduler.commit(plan, tokens)
+        self._settled = True
+        return progress
 
     def _checked_prompt(self, request: Request) -> Integers:
         """Return the prompt as an array; raises RequestError for one that the model cannot read."""

@@ -4,6 +4,7 @@ Running a request is the `Scheduler`'s; turning text into prompt ids and `Progre
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -63,7 +64,7 @@ class SamplingParams:
         if self.top_p == 0:
             raise RequestError("top_p must be above 0, got 0: 1 switches it off, temperature=0 takes the best token")
         _number("min_p", self.min_p, 0, 1, "0 switches it off")
-        _integer("top_k", self.top_k, -1, None, "0 or -1 switches it off")
+        _integer("top_k", self.top_k, -1, SEEDS - 1, "0 or -1 switches it off")
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, None, "None generates as many tokens as fit")
         if self.seed is not None:
@@ -83,7 +84,7 @@ class SamplingParams:
 
 def _number(name: str, value: float, low: float, high: float, advice: str) -> None:
     plain = isinstance(value, Real) and not isinstance(value, bool)
-    if not plain or not math.isfinite(value) or not low <= value <= high:
+    if not plain or not low <= value <= min(high, sys.float_info.max):  # an integer may be larger than any float
         limits = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
         raise RequestError(f"{name} must be a number, {limits}, got {value!r}: {advice}")
 

@@ -118,6 +118,19 @@ class Scheduler:
         while len(self._running):
             self._preempt_newest()
 
+    def reset(self) -> list[Progress]:
+        """End every request and begin with clean books, after an interrupt in the middle of a change."""
+        told = "the engine was interrupted while it changed its books: send the request again"
+        left = [*(sequence for sequence in self._table.sequences if sequence is not None), *self._waiting]
+        progress, self._notices = [*self._notices, *(self._ended(sequence, "abort", told) for sequence in left)], []
+        self._waiting.clear()
+        self._prompt_readers.clear()
+        self._running = np.empty(0, dtype=np.int64)
+        self._table.clear()
+        self.blocks = BlockPool(self.blocks.name, self.blocks.size)
+        self.windows = BlockPool(self.windows.name, self.windows.size)
+        return progress
+
     def check(self) -> None:
         """Re-add the books of both pools; raises AssertionError when they do not balance."""
         blocks, windows = self._table.held()

@@ -135,6 +135,11 @@ class SequenceTable:
         self.sequences[row] = None
         self._free_rows.append(row)
 
+    def clear(self) -> None:
+        """Free every row, whatever it held."""
+        self.sequences = [None] * len(self.sequences)
+        self._free_rows = list(range(len(self.sequences) - 1, -1, -1))
+
     def append(self, rows: Integers, tokens: Integers) -> None:
         """Add one token to each of `rows`."""
         self.recent[rows, 1:] = self.recent[rows, :-1]

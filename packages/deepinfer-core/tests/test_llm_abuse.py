@@ -1,0 +1,154 @@
+"""What a careless caller or a Ctrl-C may do to `LLM`: a clear error, nothing lost, everything goes on."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepinfer import LLM, DeepInferError, RequestError, SamplingParams
+from deepinfer.engine.block_pool import BlockPool
+from deepinfer.engine.scheduler import Scheduler
+from deepinfer.engine.sequence import SequenceTable
+
+SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("tiny", accelerator="cpu", dtype="float64", kv_cache_dtype="model", max_num_seqs=2, max_model_len=512)
+
+
+def works(llm: LLM) -> bool:
+    """Two requests run, all rows and blocks are free again."""
+    done = llm.generate([[5, 6], [7]], SHORT)
+    llm.engine.step()
+    llm.engine.scheduler.check()
+    free = llm.engine.scheduler.blocks.free == llm.engine.config.blocks
+    return free and all(len(one.token_ids) == 4 for one in done)
+
+
+def test_huge_top_k(llm: LLM) -> None:
+    done = llm.generate([[5, 6], [5, 6]], [SamplingParams(top_k=2**63, max_tokens=2), SHORT])
+    assert "top_k" in (done[0].error or "")
+    assert done[1].finish_reason == "length"
+    assert len(llm.generate([5, 6], SamplingParams(top_k=2**63 - 1, max_tokens=2))[0].token_ids) == 2
+    assert works(llm)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+def test_huge_numbers(llm: LLM, name: str) -> None:
+    assert name in (llm.generate([5], SamplingParams(**{name: 10**400}))[0].error or "")
+
+
+def test_one_bad_text_leaves_the_others(llm: LLM) -> None:
+    bad, good = llm.generate(["\ud800", "fine"], SHORT)
+    assert "Unicode" in (bad.error or "")
+    assert good.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"prompt_token_ids": "abc"}, {"prompt_token_ids": b"abc"}, [b"abc"], {"prompt": 3}, [None], [3.5]]
+)
+def test_what_is_no_prompt(llm: LLM, prompt: Any) -> None:
+    assert llm.generate([prompt, [5]], SHORT)[0].finish_reason == "error"
+
+
+def test_numbers_of_numpy_are_ids(llm: LLM) -> None:
+    assert llm.generate([np.int64(5), np.int64(6)], SHORT)[0].token_ids == llm.generate([5, 6], SHORT)[0].token_ids  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("params", [5, 0, True, "x", SamplingParams, {"max_tokens": 3}])
+def test_what_are_no_sampling_params(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="sampling_params"):
+        llm.generate([5], params)
+    with pytest.raises(RequestError, match="sampling_params"):
+        llm.chat([{"role": "user", "content": "x"}], None, params)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"model": 5},
+        {"model": None},
+        {"model": b"tiny"},
+        {"accelerator": 5},
+        {"accelerator": None},
+        {"max_num_seqs": None},
+        {"max_num_batched_tokens": None},
+        {"seed": None},
+        {"memory_fraction": "x"},
+        {"memory_fraction": []},
+        {"memory_fraction": True},
+    ],
+    ids=str,
+)
+def test_what_are_no_arguments(choice: dict[str, Any]) -> None:
+    with pytest.raises(DeepInferError):
+        LLM(**choice)
+
+
+def test_a_forgotten_chat_ends(llm: LLM) -> None:
+    gc.disable()
+    try:
+        params = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0)
+        for _ in llm.chat([{"role": "user", "content": "x"}], None, params, stream=True, thinking=False):
+            break
+        assert works(llm)
+    finally:
+        gc.enable()
+
+
+def test_answers_go_on_among_dicts(llm: LLM) -> None:
+    history: list[Any] = [{"role": "user", "content": "x"}]
+    history.append(llm.chat(history, None, SHORT, thinking=False))
+    history.append({"role": "user", "content": "y"})
+    assert llm.chat(history, None, SHORT, thinking=False).role == "assistant"
+    assert llm.chat(iter(history), None, SHORT, thinking=False).role == "assistant"  # type: ignore[call-overload]
+
+
+INTERRUPTED: list[tuple[type, str]] = [
+    (Scheduler, "_receive"),
+    (Scheduler, "_admit"),
+    (Scheduler, "_release_windows"),
+    (SequenceTable, "seat"),
+    (SequenceTable, "append"),
+    (SequenceTable, "add_blocks"),
+    (SequenceTable, "add_windows"),
+    (BlockPool, "take"),
+    (BlockPool, "give"),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "method"), INTERRUPTED, ids=lambda value: getattr(value, "__name__", value))
+def test_an_interrupt_anywhere(
+    llm: LLM, owner: type, method: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C inside the books: the other stream ends with the reason or goes on right; no row, no block is lost."""
+    expected = llm.generate([5, 6], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))[0].token_ids
+    stream = llm.generate([5, 6], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), stream=True)
+    got = [next(stream) for _ in range(3)]
+    original: Callable[..., Any] = getattr(owner, method)
+    hits = iter([True])
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        now = next(hits, False)
+        if now and not after:
+            raise KeyboardInterrupt
+        result = original(*args, **kwargs)
+        if now:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[9] * 130, [8]], SHORT)
+    got += stream
+    ended = got[-1].completion
+    assert ended is not None
+    assert ended.token_ids == expected[: len(ended.token_ids)]
+    assert ended.finish_reason == "length" or "interrupted" in (ended.error or "")
+    assert works(llm)
