@@ -227,6 +227,8 @@ def plan(*, model: str, memory: str | None, sequences: int, as_json: bool, debug
         with _folder(model) as folder:
             made = make_plan(folder, memory_bytes=size, sequences=sequences)
         click.echo(json.dumps(made.as_dict(), indent=1) if as_json else render(made))
+        if memory is not None and re.match(r"\s*(?!1\s*[x*])\d+\s*[x*]", memory):
+            click.echo("deepinfer: running one model on several devices is not built yet", err=True)
 
 
 @app.command()

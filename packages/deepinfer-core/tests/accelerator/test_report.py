@@ -49,6 +49,7 @@ class HalfOps(Ops):
 
 class Half(CpuAccelerator):
     name = "half"
+    is_reference = False
 
     @override
     def ops(self, precision: Precision) -> Ops:
@@ -89,6 +90,11 @@ def test_shapes_are_the_whole_numbers_of_a_configuration() -> None:
         layers: tuple[int, ...] = (1, 2)
 
     assert shapes_of(Config()) == {"heads": 4}
+
+
+def test_nothing_falls_back_where_the_definition_was_made_for() -> None:
+    cpu = CpuAccelerator()
+    assert start_line(cpu, cpu.ops(FLOAT32)) == f"cpu: all {len(OPS)} ops"
 
 
 def test_the_start_line_counts_and_names() -> None:

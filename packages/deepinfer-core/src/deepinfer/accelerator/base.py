@@ -54,12 +54,14 @@ class Event(Protocol):
 class Accelerator(ABC):
     """One device of this process. Kernel wheels subclass it; the CPU reference is `cpu.CpuAccelerator`.
 
-    `deterministic`: every op gives bitwise the same row whatever else is in the batch.
+    `deterministic`: every op gives bitwise the same row whatever else is in the batch.  `is_reference`: the definition
+    of an op is this device's own body of it, not a way out.
     """
 
     name: str
     device: torch.device
     deterministic: bool = False
+    is_reference: bool = False
 
     def description(self) -> str:
         """Say in one line which device this is, with the versions of its driver and libraries."""

@@ -21,6 +21,7 @@ class CpuAccelerator(Accelerator):
     """The host. Work is done when an op returns, so streams and events have nothing to wait for."""
 
     name = "cpu"
+    is_reference = True
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -67,8 +67,8 @@ def _judge(accelerator: Accelerator, ops: Ops, op: Callable[..., object], limits
     owner = next(cls for cls in type(ops).__mro__ if name in vars(cls))
     if vars(owner)[name] is op:
         cause = f"accelerator {accelerator.name!r} has none of its own"
-        if type(ops) is Ops:
-            cause = "this accelerator is the reference"
+        if accelerator.is_reference:
+            cause = "the definition, made for this device"
         return OpReport(name, "reference", cause)
     if name in limits:
         return OpReport(name, "reference", limits[name])
@@ -80,6 +80,8 @@ def start_line(accelerator: Accelerator, ops: Ops, shapes: Mapping[str, int] | N
     reports = report_ops(accelerator, ops, shapes)
     own = [report.op for report in reports if report.reason is None]
     missing = [report.op for report in reports if report.reason is not None]
+    if accelerator.is_reference:
+        return f"{accelerator.name}: all {len(reports)} ops"
     line = f"{accelerator.name}: {len(own)} of {len(reports)} ops"
     if not own:
         return f"{line}, reference for all"

@@ -25,6 +25,7 @@ class BatchBuilder:
         self._decoding_windows = window_blocks(1, model.window)
         self._table = table
         self._device = device
+        self._on_host = device.type == "cpu"
         self._rows: Integers | None = None
         self._fixed: list[Tensor] = []
         self._version = -1
@@ -120,7 +121,9 @@ class BatchBuilder:
         )
 
     def _to_device(self, arrays: list[Integers]) -> list[Tensor]:
-        """Copy all arrays as one, and cut them apart there."""
+        """Copy all arrays as one, and cut them apart there; on the host there is nothing to copy, they are fresh."""
+        if self._on_host:
+            return [torch.from_numpy(array) for array in arrays]
         whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(self._device)
         pieces = whole.split_with_sizes([array.size for array in arrays])
         pairs = zip(pieces, arrays, strict=True)

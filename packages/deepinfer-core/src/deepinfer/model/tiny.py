@@ -154,6 +154,7 @@ def write_tiny(folder: Path, *, seed: int = 0, family: Family = "deepseek_v41", 
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+        (draft / "model.safetensors").chmod(0o644)  # the library makes it private
         tokenizer.save(str(draft / "tokenizer.json"))
         (draft / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(tokenizer), indent=1))
         (draft / "config.json").write_text(json.dumps(values, indent=1))
