@@ -95,9 +95,20 @@ def test_json_is_read_as_the_standard_library_reads_it_where_both_accept(text: s
         assert value is JsonSyntaxError
         return
     if value is not JsonSyntaxError:
-        assert value == other or "-0" in text
+        # An integer beyond 64 bits is read as a float, as the API's own reader does.
+        assert value == other or "-0" in text or repr(value) == repr(_as_floats(other))
     else:
         assert any(mark in text for mark in ("NaN", "Infinity", "\\u", "e", "E")) or len(text) > 300
+
+
+def _as_floats(value: Any) -> Any:
+    """The value with integers beyond 64 bits as floats."""
+    if isinstance(value, dict):
+        return {key: _as_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_floats(item) for item in value]
+    is_large = type(value) is int and not -(2**63) <= value < 2**64
+    return float(value) if is_large else value
 
 
 def test_json_objects_keep_the_first_place_and_the_last_value() -> None:

@@ -1,8 +1,9 @@
 """Several ranks: the mixture of experts gives the same numbers on two processes as on one."""
 
-import multiprocessing
+import json
 import socket
-from multiprocessing.queues import Queue
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -40,11 +41,13 @@ def mixture(parallel: Parallel) -> Tensor:
     return ops.combine(routed, ops.shared_expert(x, ops.pack_experts(stored[EXPERTS:]), 10.0))
 
 
-def run_rank(rank: int, size: int, port: int, results: "Queue[tuple[int, int, list[list[float]]]]") -> None:
+def run_rank(rank: int, size: int, port: int) -> None:
+    """What one process does: print the largest number and its mixture as JSON."""
     torch.set_num_threads(1)
     parallel = Parallel(rank, size, Gloo(rank, size, ("localhost", port)))
-    results.put((rank, parallel.max(100 + rank), mixture(parallel).tolist()))
+    largest, output = parallel.max(100 + rank), mixture(parallel)
     parallel.max(0)  # nobody leaves before all have spoken
+    print(json.dumps([largest, output.tolist()]))
 
 
 def free_port() -> int:
@@ -55,21 +58,16 @@ def free_port() -> int:
 
 
 def test_two_ranks_give_what_one_gives() -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    port = free_port()
-    ranks = [context.Process(target=run_rank, args=(rank, 2, port, results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    found = sorted(results.get(timeout=120) for _ in ranks)
-    for process in ranks:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+    port = str(free_port())
+    commands = [[sys.executable, __file__, str(rank), "2", port] for rank in range(2)]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     alone = mixture(Parallel())
-    for rank, largest, output in found:
-        assert rank in {0, 1}
+    for process in ranks:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        largest, numbers = json.loads(output.splitlines()[-1])
         assert largest == 101
-        torch.testing.assert_close(torch.tensor(output, dtype=torch.float64), alone, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.tensor(numbers, dtype=torch.float64), alone, rtol=1e-12, atol=1e-12)
 
 
 def test_one_rank_joins_nothing() -> None:
@@ -106,3 +104,7 @@ def test_ranks_that_cannot_be_are_refused() -> None:
         Parallel(2, 2, Silent())
     with pytest.raises(ConfigError, match="2 ranks need collectives to join their results, got none"):
         Parallel(0, 2)
+
+
+if __name__ == "__main__":
+    run_rank(*map(int, sys.argv[1:]))

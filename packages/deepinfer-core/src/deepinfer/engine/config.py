@@ -120,7 +120,7 @@ def check_options(options: EngineOptions, model: ModelConfig) -> None:
     fraction = options.memory_fraction
     plain = isinstance(fraction, int | float) and not isinstance(fraction, bool)
     if fraction is not None and not (plain and 0 < fraction <= 1):
-        raise ConfigError(f"memory_fraction must be a number above 0 and at most 1, got {fraction!r}")
+        raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {fraction!r}")
     if options.max_num_batched_tokens < options.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens={options.max_num_batched_tokens} must be at least "
