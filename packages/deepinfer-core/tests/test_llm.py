@@ -81,7 +81,7 @@ def test_one_set_of_parameters_for_each_prompt(llm: LLM) -> None:
     )
     with pytest.raises(RequestError, match="one for each of 2 prompts, got 3"):
         llm.generate(["a", "b"], [GREEDY] * 3)
-    with pytest.raises(RequestError, match="sampling_params must be SamplingParams, one or a list, got {"):
+    with pytest.raises(RequestError, match=r"sampling_params must be SamplingParams, one or a list, got \{"):
         llm.generate("a", {"temperature": 0})  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="prompts must be a text, token ids, an object, or a sequence, got int"):
         llm.generate(5)  # type: ignore[call-overload]
