@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def test_light_commands_import_no_torch(arguments: list[str]) -> None:
     assert "| deepinfer.cli" in result.stderr
     assert "| torch" not in result.stderr
     assert result.stdout
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_reaches_children() -> Iterator[None]:
+    """A shell starts background jobs with Ctrl-C ignored, and children inherit that: these tests need it heard."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_keeps_the_text_and_shows_no_traceback() -> None:
