@@ -37,8 +37,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the logits became: `token_ids` [samples], one a drawing sequence; log-probabilities by table row."""
+    """What the logits became.
+
+    token_ids [N]     the tokens of all drawing sequences, one sequence behind the other
+    counts [samples]  how many each gained: accepted drafts and one more, so at least one
+    logprobs          by table row, an item for each of its tokens; prompt_logprobs the same for rows of its prompt
+    """
 
     token_ids: Integers
+    counts: Integers
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Logprobs] = field(default_factory=dict)

@@ -31,7 +31,8 @@ class Sampler:
             last = np.cumsum(plan.logit_counts)[plan.samples] - 1
             logits = logits.index_select(0, self._tensor(last))
         tokens: Integers = self._draw(logits, rows).cpu().numpy()
-        return Sampled(tokens, self._generated(logits, rows, tokens), self._prompts(output.logits, plan))
+        counts = np.ones(len(rows), dtype=np.int64)
+        return Sampled(tokens, counts, self._generated(logits, rows, tokens), self._prompts(output.logits, plan))
 
     def _draw(self, logits: Tensor, rows: Integers) -> Tensor:
         table = self._table

@@ -12,8 +12,8 @@ from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.engine.block_pool import BlockPool
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.plan import Plan, Sampled
-from deepinfer.engine.request import FinishReason, Progress
-from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.engine.request import FinishReason, Logprobs, Progress
+from deepinfer.engine.sequence import Gained, Integers, Sequence, SequenceTable, blocks_for
 
 PROMPT_ROWS = 512
 """Most rows of a request in a step when the logits of all are wanted: a row is as long as the vocabulary."""
@@ -86,20 +86,23 @@ class Scheduler:
         table = self._table
         table.computed[plan.rows] += plan.counts
         drawn = plan.rows[plan.samples]
-        table.append(drawn, sampled.token_ids)
+        table.computed[drawn] += sampled.counts - 1
+        table.append(drawn, sampled.token_ids, sampled.counts)
         progress, self._notices = self._notices, []
         for i in plan.prompt_rows:
             self._note_prompt_rows(int(plan.rows[i]), int(plan.logit_counts[i]))
             if not plan.samples[i]:
                 row = int(plan.rows[i])
                 progress.append(Progress(table[row].id, prompt_logprobs=sampled.prompt_logprobs[row]))
-        for row, token in zip(drawn.tolist(), sampled.token_ids.tolist(), strict=True):
+        tokens, end = sampled.token_ids.tolist(), 0
+        for row, count in zip(drawn.tolist(), sampled.counts.tolist(), strict=True):
             sequence = table[row]
-            text, reason, stop = sequence.take(token)
+            start, end = end, end + count
+            gained = sequence.take(tokens[start:end])
             logprobs = sampled.logprobs.get(row) if sampled.logprobs else None
             prompt_logprobs = sampled.prompt_logprobs.get(row) if sampled.prompt_logprobs else None
-            progress.append(Progress(sequence.id, (token,), text, reason, stop, None, logprobs, prompt_logprobs))
-            if reason is not None:
+            progress.append(_progress(sequence.id, gained, logprobs, prompt_logprobs))
+            if gained.reason is not None:
                 self._release(row)
         self._release_windows()
         return progress
@@ -248,3 +251,10 @@ class Scheduler:
         sequence.prompt_rows = (sequence.prompt_rows or 0) + count
         if not sequence.wants_prompt_rows:
             self._prompt_readers.discard(row)
+
+
+def _progress(request_id: int, gained: Gained, logprobs: Logprobs | None, prompt_logprobs: Logprobs | None) -> Progress:
+    """Tell what a request gained, with log-probabilities of the tokens that it kept."""
+    if logprobs is not None:
+        logprobs = logprobs[: len(gained.tokens)]
+    return Progress(request_id, gained.tokens, gained.text, gained.reason, gained.stop, None, logprobs, prompt_logprobs)

@@ -18,6 +18,16 @@ Integers = NDArray[np.int64]
 NO_LOGPROBS = -2
 
 
+@dataclass(frozen=True, slots=True)
+class Gained:
+    """What a step added to a request: its tokens, the text that is now certain, why and on what the request ends."""
+
+    tokens: tuple[int, ...]
+    text: str
+    reason: FinishReason | None = None
+    stop: str | int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request under way.
@@ -52,8 +62,18 @@ class Sequence:
         """Whether prompt positions are left whose log-probabilities are wanted."""
         return self.prompt_rows is not None and self.prompt_rows < self.prompt_length
 
-    def take(self, token: int) -> tuple[str, FinishReason | None, str | int | None]:
-        """Append a generated token; return the text that is now certain, and why and on what the request ends."""
+    def take(self, tokens: list[int]) -> "Gained":
+        """Append generated tokens up to the one that ends the request; what lies behind that one is dropped."""
+        texts: list[str] = []
+        for place, token in enumerate(tokens):
+            text, reason, stop = self._take_one(token)
+            texts.append(text)
+            if reason is not None:
+                return Gained(tuple(tokens[: place + 1]), "".join(texts), reason, stop)
+        return Gained(tuple(tokens), "".join(texts))
+
+    def _take_one(self, token: int) -> tuple[str, FinishReason | None, str | int | None]:
+        """Append a token; return the text that is now certain, and why and on what the request ends."""
         self.generated.append(token)
         if token in self.stop_ids:
             return self._rest(), "stop", token
@@ -140,11 +160,19 @@ class SequenceTable:
         self.sequences = [None] * len(self.sequences)
         self._free_rows = list(range(len(self.sequences) - 1, -1, -1))
 
-    def append(self, rows: Integers, tokens: Integers) -> None:
-        """Add one token to each of `rows`."""
-        self.recent[rows, 1:] = self.recent[rows, :-1]
-        self.recent[rows, 0] = tokens
-        self.lengths[rows] += 1
+    def append(self, rows: Integers, tokens: Integers, counts: Integers) -> None:
+        """Add `counts` [R] tokens, at least one, to each of `rows`; `tokens` lie flat, one row behind the other."""
+        if len(tokens) == len(rows):
+            self.recent[rows, 1:] = self.recent[rows, :-1]
+            self.recent[rows, 0] = tokens
+            self.lengths[rows] += 1
+            return
+        # The newest come first: those that were added, from the last one back, then those that were known before.
+        back = np.arange(self.recent.shape[1])
+        added = (counts.cumsum() - 1)[:, None] - back
+        known = np.take_along_axis(self.recent[rows], np.maximum(back - counts[:, None], 0), 1)
+        self.recent[rows] = np.where(back < counts[:, None], tokens[np.maximum(added, 0)], known)
+        self.lengths[rows] += counts
 
     def add_blocks(self, row: int, taken: list[int]) -> None:
         """Note blocks of entries behind those that the sequence holds."""
