@@ -19,6 +19,15 @@ def tail_tokens(ratio: int) -> int:
     return 2 * ratio if ratio == 4 else ratio
 
 
+ROLLBACK_TOKENS = 8
+"""How many of a step's last rows may be taken back: what they wrote is overwritten, what came before is still there."""
+
+
+def tail_ring(ratio: int) -> int:
+    """Tokens that a compressor's memory holds: what it must remember, and as many as may be taken back."""
+    return tail_tokens(ratio) + ROLLBACK_TOKENS
+
+
 RecordFormat = Literal["fp8_group32", "fp4_group16", "fp4_group32", "fp8_rope", "bfloat16", "float32", "float64"]
 """How a cached vector is stored.
 
@@ -136,8 +145,8 @@ class RecordView:
 class TailView:
     """One compressor's memory of the tokens of its unfinished group (with overlap: of the last whole group too).
 
-    scores, values  float32 (float64 in float64 mode) [states + 1, ring, C]; token i lies at ring position i % ring;
-                    the last state is a spare one for what nobody keeps
+    scores, values  float32 (float64 in float64 mode) [states + 1, ring, C]; token i lies at ring position i % ring,
+                    ring = `tail_ring(ratio)`; the last state is a spare one for what nobody keeps
     """
 
     scores: Tensor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.base import CacheLayout
-from deepinfer.accelerator.batch import BLOCK_TOKENS, RecordFormat, RecordView, TailView, tail_tokens
+from deepinfer.accelerator.batch import BLOCK_TOKENS, RecordFormat, RecordView, TailView, tail_ring
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.paged_cache import record_bytes
 from deepinfer.accelerator.parameters import Precision
@@ -80,7 +80,7 @@ def cache_layout(config: ModelConfig, precision: Precision) -> CacheLayout:
             block += count * record_bytes(formats.entries, config.head_dim, config.rope.dim)
             if layer.owns_index_keys:
                 block += count * record_bytes(formats.index_keys, config.index_dim, config.rope.dim)
-        state += sum(2 * wide * tail_tokens(layer.ratio) * channels for channels in _tails(config, layer))
+        state += sum(2 * wide * tail_ring(layer.ratio) * channels for channels in _tails(config, layer))
     windows = len(config.layers) + (config.draft.stages if config.draft else 0)
     text = f"{LAYOUT_VERSION} {formats} {config}"
     return CacheLayout(
@@ -140,7 +140,7 @@ class KVCache:
 
     def _tail(self, ratio: int, channels: int) -> TailView:
         def zeros() -> Tensor:
-            shape = (self.states + 1, tail_tokens(ratio), channels)
+            shape = (self.states + 1, tail_ring(ratio), channels)
             return torch.zeros(shape, dtype=self._precision.wide, device=self._ops.device)
 
         return TailView(zeros(), zeros())

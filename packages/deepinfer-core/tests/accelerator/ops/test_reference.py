@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepinfer.accelerator.batch import Batch, Groups, RecordView, Rope, TailView, tail_tokens
+from deepinfer.accelerator.batch import ROLLBACK_TOKENS, Batch, Groups, RecordView, Rope, TailView, tail_ring
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.expert_routing import PackedExperts, RouteSettings
 from deepinfer.accelerator.ops.ngram_memory import EngramHash
@@ -107,19 +107,27 @@ def test_rotation_of_queries() -> None:
     ratio=st.sampled_from([2, 4, 128]),
     length=st.integers(1, 150),
     cuts=st.sets(st.integers(1, 149), max_size=4),
+    rejected=st.integers(0, ROLLBACK_TOKENS),
     seed=st.integers(0, 9),
 )
-def test_compression_in_any_chunks(ratio: int, length: int, cuts: set[int], seed: int) -> None:
-    """Latents of every whole group, whatever the chunks: a softmax over the group's tokens, channel by channel."""
+def test_compression_in_any_chunks(ratio: int, length: int, cuts: set[int], rejected: int, seed: int) -> None:
+    """Latents of every whole group, whatever the chunks: a softmax over the group's tokens, channel by channel.
+
+    Behind every chunk lie `rejected` rows that are taken back.
+    """
     width = 3
     channels = 2 * width if ratio == 4 else width
     values, scores = numbers(length, channels, seed=seed), numbers(length, channels, seed=seed + 50)
-    tail = TailView(*(torch.full((2, tail_tokens(ratio), channels), 9.0, dtype=torch.float64) for _ in range(2)))
+    tail = TailView(*(torch.full((2, tail_ring(ratio), channels), 9.0, dtype=torch.float64) for _ in range(2)))
     borders = [0, *sorted(cut for cut in cuts if cut < length), length]
     found = []
     for first, last in pairwise(borders):
-        rows = slice(first, last)
-        found.append(OPS.compress(values[rows], scores[rows], prepared(step([(first, last)], ratio)), ratio, tail))
+        garbage = numbers(rejected, channels, seed=last)
+        batch = prepared(step([(first, last + rejected)], ratio))
+        pooled = OPS.compress(
+            torch.cat((values[rows], garbage)), torch.cat((scores[rows], garbage)), batch, ratio, tail
+        )
+        found.append(pooled[: last // ratio - first // ratio])
     latents = torch.cat(found)
     assert latents.shape == (length // ratio, width)
     for group in range(length // ratio):

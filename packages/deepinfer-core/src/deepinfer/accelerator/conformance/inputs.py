@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Groups, RecordFormat, RecordView, Rope, TailView
+from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Groups, RecordFormat, RecordView, Rope, TailView, tail_ring
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import StoredWeight
 
@@ -104,6 +104,10 @@ SPANS = (Span(0, 9), Span(300, 301), Span(120, 141, 130))
 NEXT_SPANS = tuple(Span(span.end, span.end + 1, span.decoder_start) for span in SPANS)
 """The step after `SPANS`: one row of each sequence, as in decoding."""
 
+VERIFY_SPANS = tuple(Span(span.end + 1, span.end + 7, span.decoder_start) for span in SPANS)
+RETAKEN_SPANS = tuple(Span(span.end + 3, span.end + 9, span.decoder_start) for span in SPANS)
+"""The steps after `NEXT_SPANS`: six rows verify drafts, only two are kept, and the next step takes the rest again."""
+
 DRAFT_BLOCK = 5
 DRAFT_SPANS = (Span(9, 14), Span(300, 305), Span(126, 131))
 """A draft step: the rows of each sequence see one another, and the window before the first of them."""
@@ -192,9 +196,9 @@ def records(ops: Ops, kind: RecordFormat, width: int, rope: int, ratio: int = 1)
     return RecordView(ops.new_records(kind, slots, width, rope), kind, width, rope)
 
 
-def tail(ops: Ops, tokens: int, channels: int) -> TailView:
+def tail(ops: Ops, ratio: int, channels: int) -> TailView:
     """An empty compressor tail for the sequences of `SPANS` and a spare one."""
-    shape = (len(SPANS) + 1, tokens, channels)
+    shape = (len(SPANS) + 1, tail_ring(ratio), channels)
     return TailView(*(torch.zeros(shape, dtype=ops.precision.wide, device=ops.device) for _ in range(2)))
 
 

@@ -10,7 +10,9 @@ from deepinfer.accelerator.batch import Batch, RecordView
 from deepinfer.accelerator.conformance.case import AUTO, PRECISIONS, Case, Outcome, roundings
 from deepinfer.accelerator.conformance.inputs import (
     NEXT_SPANS,
+    RETAKEN_SPANS,
     SPANS,
+    VERIFY_SPANS,
     Draw,
     Shapes,
     batch_of,
@@ -124,9 +126,10 @@ def _hadamard(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
 def _compress(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
     draw = Draw(10)
     halves = 2 if ratio == 4 else 1
-    memory = tail(ops, halves * ratio, halves * shapes.head_dim) if ratio > 1 else None
+    memory = tail(ops, ratio, halves * shapes.head_dim) if ratio > 1 else None
     outcomes = []
-    for spans, when in ((past(SPANS), "first"), (SPANS, "second"), (NEXT_SPANS, "third")):
+    steps = (past(SPANS), SPANS, NEXT_SPANS, VERIFY_SPANS, RETAKEN_SPANS)
+    for spans, when in zip(steps, ("first", "second", "third", "fourth", "fifth"), strict=True):
         batch = prepared(ops, shapes, batch_of(ops, spans, (ratio,)))
         shape = (batch.positions.shape[0], halves * shapes.head_dim)
         values = draw.wide(*shape)

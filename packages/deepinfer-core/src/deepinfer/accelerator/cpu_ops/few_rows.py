@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Rope, Selection, tail_tokens
+from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Rope, Selection, tail_ring, tail_tokens
 from deepinfer.accelerator.cpu_ops.arrays import FEW_ROWS, Floats, HostOps, Ints, Turns, pick
 from deepinfer.accelerator.ops.paged_cache import PagedCacheOps
 
@@ -133,16 +133,16 @@ class CpuPreparing(HostOps, PagedCacheOps):
         return np.where(held, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, -1)
 
     def _tail(self, batch: Batch, ratio: int) -> Tail:
-        ring = tail_tokens(ratio)
+        span, ring = tail_tokens(ratio), tail_ring(ratio)
         positions, sequences = batch.positions.numpy(), batch.sequences.numpy()
         states = batch.states.numpy()[sequences]
         kept = positions >= batch.context_lens.numpy()[sequences] - ring
         places = np.where(kept, states, -1) * ring + positions % ring
         ends = batch.groups[ratio].rows.numpy()
         if not ends.shape[0]:
-            nothing = np.zeros((0, ring), np.bool_)
+            nothing = np.zeros((0, span), np.bool_)
             return Tail(ends, ends, nothing, nothing, places)
-        back = np.arange(ring - 1, -1, -1)
+        back = np.arange(span - 1, -1, -1)
         tokens, rows = positions[ends][:, None] - back, ends[:, None] - back
         return Tail(
             stored=states[ends][:, None] * ring + tokens % ring,

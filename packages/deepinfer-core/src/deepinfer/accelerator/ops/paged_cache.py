@@ -17,6 +17,7 @@ from deepinfer.accelerator.batch import (
     Rope,
     Selection,
     TailView,
+    tail_ring,
     tail_tokens,
 )
 from deepinfer.accelerator.ops.number_formats import (
@@ -273,8 +274,8 @@ class PagedCacheOps(ProjectionOps):
 
     def _tail_table(self, batch: Batch, ratio: int) -> TailTable:
         groups = batch.groups[ratio]
-        ring = tail_tokens(ratio)
-        back = torch.arange(ring - 1, -1, -1, device=groups.rows.device)
+        span, ring = tail_tokens(ratio), tail_ring(ratio)
+        back = torch.arange(span - 1, -1, -1, device=groups.rows.device)
         sequences = batch.sequences.index_select(0, groups.rows)
         positions = batch.positions.index_select(0, groups.rows).unsqueeze(1) - back
         rows = groups.rows.unsqueeze(1) - back
