@@ -122,7 +122,7 @@ def test_compression_in_any_chunks(ratio: int, length: int, cuts: set[int], reje
     borders = [0, *sorted(cut for cut in cuts if cut < length), length]
     found = []
     for first, last in pairwise(borders):
-        garbage = numbers(rejected, channels, seed=last)
+        rows, garbage = slice(first, last), numbers(rejected, channels, seed=last)
         batch = prepared(step([(first, last + rejected)], ratio))
         pooled = OPS.compress(
             torch.cat((values[rows], garbage)), torch.cat((scores[rows], garbage)), batch, ratio, tail
