@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.engine.batch_builder import BatchBuilder
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Sampled
 from deepinfer.engine.request import Request, SamplingParams
 from deepinfer.engine.scheduler import Scheduler
@@ -55,7 +57,7 @@ def make(batch: int, length: int, steps: int) -> tuple[Scheduler, BatchBuilder]:
         scheduler.submit(
             Sequence(number, request, number, tokens, start, longest - len(tokens), frozenset({1}), None, None)
         )
-    return scheduler, BatchBuilder(Shape(), table, torch.device("cpu"))
+    return scheduler, BatchBuilder(Shape(), table, Transfer(CpuAccelerator()))
 
 
 def measure(batch: int, length: int, steps: int) -> tuple[list[list[float]], list[list[float]]]:
@@ -71,7 +73,7 @@ def measure(batch: int, length: int, steps: int) -> tuple[list[list[float]], lis
         marks.append(_now())
         tokens = np.full(int(plan.samples.sum()), 7, dtype=np.int64)
         marks.append(_now())
-        scheduler.commit(plan, Sampled(tokens))
+        scheduler.commit(plan, Sampled(tokens, np.ones(len(tokens), dtype=np.int64)))
         marks.append(_now())
         if len(plan.rows) == batch and plan.samples.all() and (plan.counts == 1).all():
             for clock, times in enumerate((wall, own)):

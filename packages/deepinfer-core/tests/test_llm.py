@@ -204,9 +204,10 @@ def test_golden_decoder_replay(golden_dir: Callable[[str], Path], name: str) -> 
             start, count = int(plan.starts[0]), int(plan.counts[0])
             asked = max(start + count - max(start, replay["first_row"]), 0)
             plan.logit_counts[0] = asked
-            output = llm.engine.runner.run(llm.engine.builder.build(plan))
+            batch = llm.engine.builder.build(plan)
+            output = llm.engine.runner.run(batch)
             rows.append(output.logits)
-            tokens = llm.engine.sampler.sample(output, plan)
+            tokens = llm.engine.sampler.read(llm.engine.sampler.draw(output, batch, plan))
             llm.engine.scheduler.commit(plan, tokens)
         assert (torch.cat(rows)[-len(wanted) :] - wanted).abs().max() < 1e-4
 

@@ -106,7 +106,7 @@ class LLM:
         ops = opened.ops(precision)
         _log.info("%s", start_line(opened, ops, shapes_of(checkpoint.config)))
         network, self.draft_stages = _load(checkpoint, opened, ops, progress)
-        self.engine = Engine(self.config, checkpoint.config, network, ops, self.tokenizer)
+        self.engine = Engine(self.config, checkpoint.config, network, ops, opened, self.tokenizer)
         self._mail: dict[int, list[Progress]] = {}
         self._format: ChatFormat | None = None
 

@@ -65,7 +65,7 @@ def engine_config(**changes: object) -> EngineConfig:
 
 
 def checked_engine(config: EngineConfig, model: ModelConfig) -> Engine:
-    return Engine(config, model, CheckingModel(model), small_ops(), None)
+    return Engine(config, model, CheckingModel(model), small_ops(), CpuAccelerator(), None)
 
 
 def fingerprint(parts: Sequence[NDArray[np.integer] | int]) -> Hashes:

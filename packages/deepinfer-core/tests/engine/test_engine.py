@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.request import Progress, Request, SamplingParams
@@ -174,7 +175,7 @@ class FailingModel(CheckingModel):
 def test_a_failing_step_ends_its_requests_and_the_engine_goes_on() -> None:
     model = FailingModel(V41, {2: RuntimeError("the device fell off")})
     config = engine_config(max_num_seqs=2)
-    engine = Engine(config, V41, model, small_ops(), None)
+    engine = Engine(config, V41, model, small_ops(), CpuAccelerator(), None)
     doomed = [engine.add(Request([5, 6, number], greedy(max_tokens=9, ignore_eos=True))) for number in (7, 8)]
     later = Request([9, 9], greedy(max_tokens=4, ignore_eos=True))
     waiting = engine.add(later)
@@ -189,7 +190,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on() -> None:
 def test_an_interrupt_loses_no_token() -> None:
     model = FailingModel(V41, {1: KeyboardInterrupt(), 4: KeyboardInterrupt()})
     config = engine_config(max_num_batched_tokens=64, decoder_replay=V41.window)
-    engine = Engine(config, V41, model, small_ops(), None)
+    engine = Engine(config, V41, model, small_ops(), CpuAccelerator(), None)
     request = Request(list(range(3, 39)) * 4, greedy(max_tokens=5, ignore_eos=True))
     engine.add(request)
     gained: list[Progress] = []

@@ -41,7 +41,7 @@ class Loaded:
 
     def run(self, config: EngineConfig, requests: list[Request]) -> list[tuple[int, ...]]:
         """Tokens of each request, all added before the first step."""
-        engine = Engine(config, self.model_config, self.model, self.ops, None)
+        engine = Engine(config, self.model_config, self.model, self.ops, CpuAccelerator(), None)
         ids = [engine.add(request) for request in requests]
         gained = drain(engine)
         return [tokens_of(gained[number]) for number in ids]
@@ -122,7 +122,7 @@ def test_preempted_is_not_preempted(loaded: Callable[[str], Loaded], family: str
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     requests = [Request(generator.integers(30, 255, length).tolist(), params) for length in (110, 100, 120, 20)]
     starved = replace(config, blocks=4, max_model_len=300, max_num_batched_tokens=budget, window_blocks=7)
-    engine = Engine(starved, tiny.model_config, tiny.model, tiny.ops, None)
+    engine = Engine(starved, tiny.model_config, tiny.model, tiny.ops, CpuAccelerator(), None)
     ids = [engine.add(request) for request in requests]
     gained = drain(engine)
     assert [tokens_of(gained[number]) for number in ids] == tiny.run(config, requests)

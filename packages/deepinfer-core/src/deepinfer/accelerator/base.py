@@ -55,13 +55,15 @@ class Accelerator(ABC):
     """One device of this process. Kernel wheels subclass it; the CPU reference is `cpu.CpuAccelerator`.
 
     `deterministic`: every op gives bitwise the same row whatever else is in the batch.  `is_reference`: the definition
-    of an op is this device's own body of it, not a way out.
+    of an op is this device's own body of it, not a way out.  `synchronous`: an op has finished when it returns, so that
+    nothing runs while the host prepares the next step.  Work of one stream is done in the order in which it was given.
     """
 
     name: str
     device: torch.device
     deterministic: bool = False
     is_reference: bool = False
+    synchronous: bool = False
 
     def description(self) -> str:
         """Say in one line which device this is, with the versions of its driver and libraries."""
@@ -76,7 +78,11 @@ class Accelerator(ABC):
         """Return (free, total) bytes for weights and cache."""
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """Return a host copy of `tensor` that the device reads without a staging copy; here the tensor itself."""
+        """Return a host copy of `tensor` that the device reaches without a staging copy; here the tensor itself.
+
+        Copies with `non_blocking=True` from and to such memory do not wait for the device: the caller leaves it alone
+        until an event behind the copy is reached.
+        """
         return tensor
 
     def host_table(self, tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class CpuAccelerator(Accelerator):
 
     name = "cpu"
     is_reference = True
+    synchronous = True
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -4,11 +4,11 @@ Which sequences run, and their blocks, are the `Scheduler`'s.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Groups
 from deepinfer.engine.config import window_blocks
+from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan
 from deepinfer.engine.sequence import Integers, SequenceTable, blocks_for
 from deepinfer.model.config import ModelConfig
@@ -20,12 +20,11 @@ class BatchBuilder:
     While the same sequences decode, what does not change from step to step stays on the device.
     """
 
-    def __init__(self, model: ModelConfig, table: SequenceTable, device: torch.device) -> None:
+    def __init__(self, model: ModelConfig, table: SequenceTable, transfer: Transfer) -> None:
         self._ratios = model.ratios
         self._decoding_windows = window_blocks(1, model.window)
         self._table = table
-        self._device = device
-        self._on_host = device.type == "cpu"
+        self._transfer = transfer
         self._rows: Integers | None = None
         self._fixed: list[Tensor] = []
         self._version = -1
@@ -55,7 +54,7 @@ class BatchBuilder:
         arrays = [*of_rows, *of_sequences, _logit_rows(plan, row_ends, decoder_rows), *groups]
         if decoder_rows is not None:
             arrays.append(decoder_rows)
-        return self._batch(self._to_device(arrays), max_context, narrowed=decoder_rows is not None)
+        return self._batch(self._transfer.to_device(arrays), max_context, narrowed=decoder_rows is not None)
 
     def _batch(self, of: list[Tensor], max_context: int, *, narrowed: bool) -> Batch:
         """Name the tensors in the order in which `build` lays them."""
@@ -95,7 +94,7 @@ class BatchBuilder:
             arrays += blocks, windows, table.window_bases[rows]
         if other_rows:
             arrays += np.arange(len(rows)), plan.counts, rows, table.decoder_starts[rows]
-        tensors = self._to_device(arrays)
+        tensors = self._transfer.to_device(arrays)
         if other_tables:
             self._tables, self._version = tensors[count : count + 3], table.version
         if other_rows:
@@ -119,15 +118,6 @@ class BatchBuilder:
             groups=self._named(tensors[4:count]),
             max_context=max_context,
         )
-
-    def _to_device(self, arrays: list[Integers]) -> list[Tensor]:
-        """Copy all arrays as one, and cut them apart there; on the host there is nothing to copy, they are fresh."""
-        if self._on_host:
-            return [torch.from_numpy(array) for array in arrays]
-        whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(self._device)
-        pieces = whole.split_with_sizes([array.size for array in arrays])
-        pairs = zip(pieces, arrays, strict=True)
-        return [piece if array.ndim == 1 else piece.view(array.shape) for piece, array in pairs]
 
     def _named(self, tensors: list[Tensor]) -> dict[int, Groups]:
         return {ratio: Groups(*tensors[2 * i : 2 * i + 2]) for i, ratio in enumerate(self._ratios)}

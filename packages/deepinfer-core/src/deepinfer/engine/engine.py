@@ -9,12 +9,13 @@ from itertools import count
 import numpy as np
 from tokenizers import Tokenizer
 
+from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import derive_seed
 from deepinfer.engine.batch_builder import BatchBuilder
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.detokenizer import Detokenizer, TextStream
-from deepinfer.engine.model_runner import Model, ModelRunner
+from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
 from deepinfer.engine.request import Progress, Request
 from deepinfer.engine.sampler import Sampler
 from deepinfer.engine.scheduler import Scheduler
@@ -33,7 +34,13 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, model_config: ModelConfig, model: Model, ops: Ops, tokenizer: Tokenizer | None
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        model: Model,
+        ops: Ops,
+        accelerator: Accelerator,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.config = config
         self.model_config = model_config
@@ -53,9 +60,10 @@ class Engine:
             states=config.max_num_seqs,
         )
         self.scheduler = Scheduler(config, model_config.window, table)
-        self.builder = BatchBuilder(model_config, table, ops.device)
+        transfer = Transfer(accelerator)
+        self.builder = BatchBuilder(model_config, table, transfer)
         self.runner = ModelRunner(model, cache)
-        self.sampler = Sampler(ops, table)
+        self.sampler = Sampler(ops, table, transfer)
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._ids = count()
         self._settled = True
@@ -120,7 +128,7 @@ class Engine:
         try:
             batch = self.builder.build(plan)
             output = self.runner.run(batch)
-            tokens = self.sampler.sample(output, plan)
+            tokens = self.sampler.read(self.sampler.draw(output, batch, plan))
         except Exception as error:  # noqa: BLE001 - whatever a device raises ends this step's requests, never the engine
             _log.exception("a step of %d sequences failed", len(plan.rows))
             progress = self.scheduler.fail(plan, error)

@@ -3,90 +3,170 @@
 The arithmetic is `accelerator/ops/sampling.py`'s; what a token means for its request is the `Scheduler`'s.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.accelerator.base import Event
+from deepinfer.accelerator.batch import Batch
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import GREEDY_TEMPERATURE, SamplingRows
+from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import Logprobs, TokenLogprobs
-from deepinfer.engine.sequence import NO_LOGPROBS, Integers, SequenceTable
+from deepinfer.engine.sequence import NO_LOGPROBS, SequenceTable
 from deepinfer.model.deepseek import ModelOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Log-probabilities on their way to the host: `whole` rows, or each row's best and that of the token that came."""
+
+    whole: Tensor | None = None
+    values: Tensor | None = None
+    ids: Tensor | None = None
+    came: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that the device was given: what it computes, and its results on their way to the host.
+
+    token_ids     int64 [L] on the device: the tokens drawn for `plan.rows[plan.samples]`
+    host_tokens   the same on the host, as everything below valid once `landed` is reached (None = at once)
+    logprobs, prompt_logprobs  by table row
+    """
+
+    plan: Plan
+    batch: Batch
+    token_ids: Tensor
+    host_tokens: Tensor
+    logprobs: dict[int, Copied]
+    prompt_logprobs: dict[int, Copied]
+    landed: Event | None
 
 
 class Sampler:
     """Samples for the sequences of one table."""
 
-    def __init__(self, ops: Ops, table: SequenceTable) -> None:
+    def __init__(self, ops: Ops, table: SequenceTable, transfer: Transfer) -> None:
         self._ops = ops
         self._table = table
+        self._transfer = transfer
 
     @torch.inference_mode()
-    def sample(self, output: ModelOutput, plan: Plan) -> Sampled:
-        """Draw one token for each sequence that wants one, and collect the log-probabilities that were asked for."""
-        rows = plan.rows[plan.samples]
-        logits = output.logits
-        if len(rows) != logits.shape[0]:
-            last = np.cumsum(plan.logit_counts)[plan.samples] - 1
-            logits = logits.index_select(0, self._tensor(last))
-        tokens: Integers = self._draw(logits, rows).cpu().numpy()
-        counts = np.ones(len(rows), dtype=np.int64)
-        return Sampled(tokens, counts, self._generated(logits, rows, tokens), self._prompts(output.logits, plan))
+    def draw(self, output: ModelOutput, batch: Batch, plan: Plan) -> Flight:
+        """Draw one token for each sequence that wants one, with the log-probabilities that were asked for.
 
-    def _draw(self, logits: Tensor, rows: Integers) -> Tensor:
-        table = self._table
+        Gives the device its work and waits for nothing.
+        """
+        logits = output.logits
+        if int(plan.samples.sum()) != logits.shape[0]:
+            last = np.cumsum(plan.logit_counts)[plan.samples] - 1
+            logits = logits.index_select(0, self._transfer.to_device([last])[0])
+        token_ids = self._draw(logits, plan)
+        return Flight(
+            plan=plan,
+            batch=batch,
+            token_ids=token_ids,
+            host_tokens=self._transfer.to_host(token_ids),
+            logprobs=self._generated(logits, token_ids, plan),
+            prompt_logprobs=self._prompts(output.logits, plan),
+            landed=self._transfer.mark(),
+        )
+
+    def read(self, flight: Flight) -> Sampled:
+        """Wait for what `draw` began and return it as plain numbers; raises what the device raises."""
+        if flight.landed is not None:
+            flight.landed.synchronize()
+        plan = flight.plan
+        tokens = flight.host_tokens.numpy()
+        counts = np.ones(len(tokens), dtype=np.int64)
+        if not (flight.logprobs or flight.prompt_logprobs):
+            return Sampled(tokens, counts)
+        drawn = dict(zip(plan.rows[plan.samples].tolist(), tokens.tolist(), strict=True))
+        return Sampled(
+            tokens,
+            counts,
+            {row: _logprobs(copied, [drawn[row]]) for row, copied in flight.logprobs.items()},
+            {
+                int(plan.rows[i]): _logprobs(flight.prompt_logprobs[int(plan.rows[i])], self._following(plan, i))
+                for i in plan.prompt_rows
+            },
+        )
+
+    def _draw(self, logits: Tensor, plan: Plan) -> Tensor:
+        table, rows = self._table, plan.rows[plan.samples]
         temperature = table.temperature[rows]
         if (temperature < GREEDY_TEMPERATURE).all():
             return self._ops.greedy(logits)
         top_p, top_k, min_p = table.top_p[rows], table.top_k[rows], table.min_p[rows]
+        columns = [temperature, top_p, top_k, min_p, table.seeds[rows], table.lengths[rows]]
+        tensors = self._transfer.to_device(columns)
         parameters = SamplingRows(
-            temperature=self._tensor(temperature),
-            top_p=self._tensor(top_p),
-            top_k=self._tensor(top_k),
-            min_p=self._tensor(min_p),
-            seeds=self._tensor(table.seeds[rows]),
-            positions=self._tensor(table.lengths[rows]),
+            temperature=tensors[0],
+            top_p=tensors[1],
+            top_k=tensors[2],
+            min_p=tensors[3],
+            seeds=tensors[4],
+            positions=tensors[5],
             filtered=bool(((top_p < 1) | (top_k > 0) | (min_p > 0)).any()),
         )
         return self._ops.sample(logits, parameters)
 
-    def _generated(self, logits: Tensor, rows: Integers, tokens: Integers) -> dict[int, Logprobs]:
+    def _generated(self, logits: Tensor, token_ids: Tensor, plan: Plan) -> dict[int, Copied]:
+        rows = plan.rows[plan.samples]
         counts = self._table.logprobs[rows]
         wanted = np.flatnonzero(counts != NO_LOGPROBS)
         if not len(wanted):
             return {}
-        log_probs = self._ops.log_probs(logits.index_select(0, self._tensor(wanted)))
+        places = self._transfer.to_device([wanted])[0]
+        log_probs, came = self._ops.log_probs(logits.index_select(0, places)), token_ids.index_select(0, places)
         return {
-            int(rows[i]): self._logprobs(log_probs[place : place + 1], int(counts[i]), [int(tokens[i])])
+            int(rows[i]): self._copied(log_probs[place : place + 1], int(counts[i]), came[place : place + 1])
             for place, i in enumerate(wanted.tolist())
         }
 
-    def _prompts(self, logits: Tensor, plan: Plan) -> dict[int, Logprobs]:
+    def _prompts(self, logits: Tensor, plan: Plan) -> dict[int, Copied]:
         """Log-probabilities after each prompt token of this step, with those of the token that does follow."""
-        found: dict[int, Logprobs] = {}
+        copied: dict[int, Copied] = {}
         for i in plan.prompt_rows:
             row, wanted, end = int(plan.rows[i]), int(plan.logit_counts[i]), int(plan.logit_counts[: i + 1].sum())
-            sequence = self._table[row]
-            first = int(plan.starts[i] + plan.counts[i]) - wanted
-            following: list[int | None] = sequence.tokens[first + 1 : first + 1 + wanted].tolist()
-            count = sequence.request.params.prompt_logprobs
+            following = np.array([token or 0 for token in self._following(plan, i)], dtype=np.int64)
+            count = self._table[row].request.params.prompt_logprobs
             assert count is not None
             log_probs = self._ops.log_probs(logits[end - wanted : end])
-            found[row] = self._logprobs(log_probs, count, following + [None] * (wanted - len(following)))
-        return found
+            copied[row] = self._copied(log_probs, count, self._transfer.to_device([following])[0])
+        return copied
 
-    def _logprobs(self, log_probs: Tensor, count: int, tokens: list[int] | list[int | None]) -> Logprobs:
-        """Rows [N, V] of which `tokens` came, in the form that `count` asks for."""
+    def _following(self, plan: Plan, i: int) -> list[int | None]:
+        """The token behind each prompt row of sequence number `i` of the plan, None behind the last."""
+        wanted = int(plan.logit_counts[i])
+        first = int(plan.starts[i] + plan.counts[i]) - wanted
+        tokens: list[int | None] = self._table[plan.rows[i]].tokens[first + 1 : first + 1 + wanted].tolist()
+        return tokens + [None] * (wanted - len(tokens))
+
+    def _copied(self, log_probs: Tensor, count: int, came: Tensor) -> Copied:
+        """Rows [N, V] on their way to the host in the form that `count` asks for; `came` [N] are their tokens."""
+        to_host = self._transfer.to_host
         if count == -1:
-            return log_probs.cpu().clone()
-        values, ids = (best.tolist() for best in self._ops.best(log_probs, count))
-        chosen = self._tensor(np.array([token or 0 for token in tokens], dtype=np.int64))
-        came = log_probs.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist()
-        return [
-            TokenLogprobs(token, None if token is None else came[i], dict(zip(ids[i], values[i], strict=True)))
-            for i, token in enumerate(tokens)
-        ]
+            return Copied(whole=to_host(log_probs))
+        values, ids = self._ops.best(log_probs, count)
+        chosen = log_probs.gather(1, came.unsqueeze(1)).squeeze(1)
+        return Copied(values=to_host(values), ids=to_host(ids), came=to_host(chosen))
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._ops.device)
+
+def _logprobs(copied: Copied, tokens: list[int] | list[int | None]) -> Logprobs:
+    """What has come, in the form that the caller gets it; `tokens` are those of its rows."""
+    if copied.whole is not None:
+        return copied.whole.clone()
+    assert copied.values is not None
+    assert copied.ids is not None
+    assert copied.came is not None
+    values, ids, came = copied.values.tolist(), copied.ids.tolist(), copied.came.tolist()
+    return [
+        TokenLogprobs(token, None if token is None else came[i], dict(zip(ids[i], values[i], strict=True)))
+        for i, token in enumerate(tokens)
+    ]
