@@ -17,7 +17,7 @@ def mixed() -> Tokenizer:
     """A byte-level tokenizer with added tokens of every kind, and ids that it leaves out."""
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens([AddedToken("<｜special｜>", special=True)])
-    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("｜plain｜"), AddedToken("naïve")])
+    tokenizer.add_tokens([AddedToken("<thought>"), AddedToken("｜plain｜"), AddedToken("naïve")])
     return tokenizer
 
 
