@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepinfer.accelerator.ops.sampling import SamplingRows, derive_seed, filter_logits, gumbel_noise
+from deepinfer.accelerator.ops.sampling import SamplingRows, derive_seed, filter_logits, gumbel_noise, law_of
 from deepinfer.engine.request import Request, SamplingParams
 
 from .checker import EXAMPLES, checked_engine, drain, engine_config, small_config, small_ops, tokens_of
@@ -153,3 +153,15 @@ def test_unseeded_requests_draw_from_the_engine_seed_and_their_index() -> None:
     assert run(0, 0) == run(0, 0)
     assert len({run(0, 0), run(0, 1), run(1, 0)}) == 3
     assert run(0, 0, own=4) == run(3, 2, own=4)
+
+
+@given(data=st.data())
+def test_the_law_of_a_row_is_the_distribution_that_was_asked_for(data: st.DataObject) -> None:
+    logits = data.draw(st.lists(st.integers(-30, 30).map(lambda n: n / 7), min_size=2, max_size=12))
+    params = data.draw(st.one_of(PARAMS, st.just(SamplingParams(temperature=0))))
+    found = law_of(torch.tensor([logits], dtype=torch.float64), rows([params], [0], [0]))[0]
+    if params.temperature == 0:
+        expected = [float(place == logits.index(max(logits))) for place in range(len(logits))]
+    else:
+        expected = by_hand(logits, params)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)

@@ -16,7 +16,7 @@ from deepinfer.accelerator.ops.sampling import GREEDY_TEMPERATURE, SamplingRows
 from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import Logprobs, TokenLogprobs
-from deepinfer.engine.sequence import NO_LOGPROBS, SequenceTable
+from deepinfer.engine.sequence import NO_LOGPROBS, Integers, SequenceTable
 from deepinfer.model.deepseek import ModelOutput
 
 
@@ -66,7 +66,8 @@ class Sampler:
         if int(plan.samples.sum()) != logits.shape[0]:
             last = np.cumsum(plan.logit_counts)[plan.samples] - 1
             logits = logits.index_select(0, self._transfer.to_device([last])[0])
-        token_ids = self._draw(logits, plan)
+        rows = plan.rows[plan.samples]
+        token_ids = self.draw_rows(logits, rows, self._table.lengths[rows])
         return Flight(
             plan=plan,
             batch=batch,
@@ -97,15 +98,19 @@ class Sampler:
             },
         )
 
-    def _draw(self, logits: Tensor, plan: Plan) -> Tensor:
-        table, rows = self._table, plan.rows[plan.samples]
-        temperature = table.temperature[rows]
-        if (temperature < GREEDY_TEMPERATURE).all():
+    def draw_rows(self, logits: Tensor, rows: Integers, positions: Integers) -> Tensor:
+        """Draw a token from each row of logits [N, V], for `positions` [N] of the sequences in table `rows` [N]."""
+        if (self._table.temperature[rows] < GREEDY_TEMPERATURE).all():
             return self._ops.greedy(logits)
+        return self._ops.sample(logits, self.parameters(rows, positions))
+
+    def parameters(self, rows: Integers, positions: Integers) -> SamplingRows:
+        """Return how tokens for `positions` [N] of the sequences in table `rows` [N] are drawn, on the device."""
+        table = self._table
         top_p, top_k, min_p = table.top_p[rows], table.top_k[rows], table.min_p[rows]
-        columns = [temperature, top_p, top_k, min_p, table.seeds[rows], table.lengths[rows]]
+        columns = [table.temperature[rows], top_p, top_k, min_p, table.seeds[rows], positions]
         tensors = self._transfer.to_device(columns)
-        parameters = SamplingRows(
+        return SamplingRows(
             temperature=tensors[0],
             top_p=tensors[1],
             top_k=tensors[2],
@@ -114,7 +119,6 @@ class Sampler:
             positions=tensors[5],
             filtered=bool(((top_p < 1) | (top_k > 0) | (min_p > 0)).any()),
         )
-        return self._ops.sample(logits, parameters)
 
     def _generated(self, logits: Tensor, token_ids: Tensor, plan: Plan) -> dict[int, Copied]:
         rows = plan.rows[plan.samples]

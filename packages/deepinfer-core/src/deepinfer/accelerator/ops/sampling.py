@@ -71,6 +71,16 @@ class SamplingOps(OpsSettings):
         return torch.topk(log_probs, count, -1)
 
 
+def law_of(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Return the laws [L, V] that `SamplingOps.sample` draws from, wide; a greedy row's is one-hot."""
+    is_greedy = (rows.temperature < GREEDY_TEMPERATURE).unsqueeze(1)
+    scaled = logits / torch.where(is_greedy, 1.0, rows.temperature.unsqueeze(1)).to(logits.dtype)
+    if rows.filtered:
+        scaled = filter_logits(scaled, rows)
+    best = torch.zeros_like(scaled).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.where(is_greedy, best, torch.softmax(scaled, -1))
+
+
 def filter_logits(scaled: Tensor, rows: SamplingRows) -> Tensor:
     """Set what top_k, top_p and min_p leave out to -inf; equal logits count in the order of their index.
 
