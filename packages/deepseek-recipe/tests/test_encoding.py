@@ -33,6 +33,32 @@ def test_the_v41_vocabulary_is_the_released_one() -> None:
     assert hashlib.sha256(vocabulary_text("v4.1").encode()).hexdigest() == V41_SHA256
 
 
+WORD_PARTS = [" the", " a", "word", "  ", "\n\n", "123", ", ", "'", "é", "中文", "\u0301", "\u2028", *SPELLINGS]
+
+
+@pytest.mark.parametrize("version", ["v4", "v4.1"])
+@given(parts=st.lists(st.sampled_from(WORD_PARTS) | st.text(max_size=4), max_size=40))
+def test_counting_word_by_word_equals_encoding(version: Any, parts: list[str]) -> None:
+    tokenizer = recipe.Tokenizer.bundled(version)
+    text = "".join(parts)
+    assert tokenizer.count(text) == tokenizer.count(text) == len(tokenizer.encode(text))
+
+
+def test_a_vocabulary_that_cuts_elsewhere_is_not_counted_word_by_word() -> None:
+    """The token ` of the` spans two words, and a normalizer that drops blanks joins them."""
+    settings = json.loads(vocabulary_text("v4.1"))
+    text = "one of the words"
+    spanning = {"id": 129_000, "content": "e of the", "single_word": False, "lstrip": False, "rstrip": False}
+    changes: list[dict[str, Any]] = [
+        {"added_tokens": [*settings["added_tokens"], spanning | {"normalized": False, "special": False}]},
+        {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+    ]
+    for change in changes:
+        tokenizer = recipe.Tokenizer.from_str(json.dumps(settings | change))
+        assert tokenizer.count(text) == len(tokenizer.encode(text))
+
+
 def test_the_image_token_is_right_in_the_short_way_and_missing_in_the_long_way(tokenizer: recipe.Tokenizer) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]

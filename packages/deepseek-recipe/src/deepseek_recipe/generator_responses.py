@@ -139,7 +139,7 @@ class ResponsesWriter:
 
     def _start(self, kind: str, call_id: str = "", name: str = "", namespace: str | None = None) -> list[Event]:
         """Close the open item, then open one of another kind."""
-        events = self._close_item("completed", before_call=kind not in ("reasoning", "message"))
+        events = self._close_item("completed")
         index = len(self._done)
         head = ItemHead(kind, f"{_PREFIXES[kind]}_{self._id}_{index}", call_id, name, namespace, f"{self._id}-{index}")
         self._item = item = Item(head)
@@ -164,52 +164,50 @@ class ResponsesWriter:
         if self._open_kind != "message":
             return self._start("message") + self.content(text, piece)
         self._write(text)
-        frame = self._delta
-        item = self._item
-        if piece is not None and piece.logprobs and item is not None:
-            entries = self._account.logprobs(piece.logprobs)
-            item.logprobs.append(entries)
-            suffix = frame.suffix.replace('"logprobs":[]', f'"logprobs":[{entries}]', 1)
-            frame = Frame(frame.kind, frame.prefix, suffix, (len(self._done), entries))
         number = self._sequence
         self._sequence = number + 1
+        if piece is None or not piece.logprobs or self._item is None:
+            return [ResponsesStreamEvent(self._delta, text, number)]
+        entries = self._account.logprobs(piece.logprobs)
+        self._item.logprobs.append(entries)
+        suffix = self._delta.suffix.replace('"logprobs":[]', f'"logprobs":[{entries}]', 1)
+        frame = Frame(self._delta.kind, self._delta.prefix, suffix, (len(self._done), entries))
         return [ResponsesStreamEvent(frame, text, number)]
 
     def reasoning(self, text: str, piece: Piece | None = None) -> list[Event]:
         """A bit of reasoning."""
         if self._open_kind != "reasoning":
             return self._start("reasoning") + self.reasoning(text, piece)
-        self._account.think(text)
         self._write(text)
         number = self._sequence
         self._sequence = number + 1
         return [ResponsesStreamEvent(self._delta, text, number)]
 
-    def _delta_event(self, text: str) -> Event:
-        return ResponsesStreamEvent(self._delta, text, self._number())
-
     def start_call(self, name: str) -> list[Event]:
         """The start of a tool call: a function, the patch tool if it was declared, or a tool search of the client."""
+        events = self._close_item("completed", before_call=True)
         call_id = self._account.next_call_id(self.thinking)
         if name in self._custom:
             self._patch = PatchInput()
-            return self._start("custom_tool_call", call_id=call_id, name=name)
+            return events + self._start("custom_tool_call", call_id=call_id, name=name)
         if self._client_search and name == TOOL_SEARCH:
-            return self._start("tool_search_call", call_id=call_id)
+            return events + self._start("tool_search_call", call_id=call_id)
         namespace, local = self.namespaces.get(name, (None, name))
-        return self._start("function_call", call_id=call_id, name=local, namespace=namespace)
+        return events + self._start("function_call", call_id=call_id, name=local, namespace=namespace)
 
     def arguments(self, text: str) -> list[Event]:
         """A bit of the arguments of the last call."""
-        item = self._item
-        assert item is not None
-        kind = item.head.kind
+        kind = self._open_kind
         if kind == "custom_tool_call":
             text = self._patch.feed(text)
             if not text:
                 return []
-        item.text.write(text)
-        return [] if kind == "tool_search_call" else [self._delta_event(text)]
+        self._write(text)
+        if kind == "tool_search_call":
+            return []
+        number = self._sequence
+        self._sequence = number + 1
+        return [ResponsesStreamEvent(self._delta, text, number)]
 
     def _close_item(self, status: str, *, before_call: bool = False, cut: bool = False) -> list[Event]:
         item, self._item, self._open_kind = self._item, None, ""
@@ -217,6 +215,8 @@ class ResponsesWriter:
             return []
         kind, index = item.head.kind, len(self._done)
         item.status = status
+        if kind == "reasoning":
+            self._account.think(item.text.getvalue())
         events = self._text_done(item, index)
         if kind == "message" and before_call:
             item.phase = "commentary"
@@ -235,7 +235,7 @@ class ResponsesWriter:
         if kind == "custom_tool_call":
             rest = self._patch.finish()
             item.text.write(rest)
-            events = [self._delta_event(rest)] if rest else []
+            events: list[Event] = [ResponsesStreamEvent(self._delta, rest, self._number())] if rest else []
             members = f'"input":{item.value()},{place},"output_index":{index}'
             return [*events, self._event("custom_tool_call_input.done", members, data)]
         if kind == "function_call":

@@ -49,6 +49,7 @@ class InferenceChunk:
         "finish_reason",
         "kind",
         "logprobs",
+        "plain_ids",
         "prompt_usage",
         "system_fingerprint",
         "token_count",
@@ -62,6 +63,8 @@ class InferenceChunk:
         self.count = 0
         """How many tokens this is, for text and for ids."""
         self.token_ids: list[int] | None = None
+        self.plain_ids: list[int] | None = None
+        """The ids, if they have no log probabilities."""
         self.logprobs: list[TokenLogprobs] | None = None
         self.finish_reason: InferenceFinishReason | None = None
         self.prompt_usage: PromptUsage | None = None
@@ -111,6 +114,8 @@ class InferenceChunk:
                 (float(logprob), [(_u32(token_id, "a token id"), float(other)) for token_id, other in top])
                 for logprob, top in logprobs
             ]
+        else:
+            chunk.plain_ids = ids
         return chunk
 
     @staticmethod

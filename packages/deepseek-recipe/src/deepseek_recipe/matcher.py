@@ -4,6 +4,7 @@ Which patterns count in which state is the business of `grammar`.
 """
 
 import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -65,16 +66,47 @@ _LONGEST_EXACT = 64
 """Longer patterns are looked for by their first character only, so that compiled expressions stay small."""
 
 
+class _Watch(NamedTuple):
+    """A pattern for one kind of piece, with its characters, empty where none of the kind fits."""
+
+    number: int
+    pattern: Pattern
+    characters: tuple[str, ...]
+    eats_newlines: bool
+
+
+def _watch(index: int, pattern: Pattern, kind: Kind) -> _Watch:
+    characters = (e.character if e.matches(e.character, kind) else "" for e in pattern.elements)
+    return _Watch(index, pattern, tuple(characters), pattern.eats_newlines)
+
+
 class PatternSet:
     """The patterns of a state, in order, and for each kind of piece an expression that finds where one may begin."""
 
     def __init__(self, patterns: tuple[Pattern, ...]) -> None:
         self.patterns = patterns
-        self.by_kind = tuple(tuple((pattern, _characters(pattern, kind)) for pattern in patterns) for kind in Kind)
-        """For each kind of piece, the patterns with the characters they need, empty where none of the kind fits."""
-        self.dangers = tuple(self._danger(kind) for kind in Kind)
+
+    @cached_property
+    def at_first(self) -> tuple[tuple[_Watch, ...], ...]:
+        """For each kind of piece, what the first symbol of the state is compared with."""
+        return tuple(tuple(_watch(*one, kind) for one in enumerate(self.patterns)) for kind in Kind)
+
+    @cached_property
+    def later(self) -> tuple[tuple[_Watch, ...], ...]:
+        """For each kind of piece, what later symbols are compared with."""
+        return tuple(tuple(one for one in watches if not one.pattern.only_first) for watches in self.at_first)
+
+    @cached_property
+    def dangers(self) -> tuple[re.Pattern[str], ...]:
         """Finds, in text that follows no partial match, the first place where a match is complete or may go on in the
-        next piece. Text without such a place goes straight through."""
+        next piece. Text without such a place goes straight through.
+        """
+        return tuple(self._danger(kind) for kind in Kind)
+
+    @cached_property
+    def searches(self) -> tuple[Callable[[str], object], Callable[[str], object]]:
+        """The searches of `dangers` in text and in runs of ordinary tokens."""
+        return self.dangers[Kind.TEXT].search, self.dangers[Kind.RUN].search
 
     def _danger(self, kind: Kind) -> re.Pattern[str]:
         starts = []
@@ -88,10 +120,6 @@ class PatternSet:
             if expression:
                 starts.append(expression)
         return re.compile("|".join(starts) if starts else r"(?!)")
-
-
-def _characters(pattern: Pattern, kind: Kind) -> tuple[str, ...]:
-    return tuple(element.character if element.matches(element.character, kind) else "" for element in pattern.elements)
 
 
 def _expression(pattern: Pattern, kind: Kind) -> str:
@@ -132,9 +160,8 @@ class Matcher:
         live = 0
         done: tuple[int, int] | None = None
         lengths, newlines = self._lengths, self._newlines
-        for index, (pattern, characters) in enumerate(self._set.by_kind[kind]):
-            if pattern.only_first and not self.first:
-                continue
+        watches = self._set.at_first if self.first else self._set.later
+        for index, pattern, characters, eats_newlines in watches[kind]:
             before = length = lengths[index]
             while length and characters[length] != character:
                 length = pattern.links[length - 1]
@@ -142,7 +169,7 @@ class Matcher:
                 length += 1
             lengths[index] = length
             span = length
-            if pattern.eats_newlines:
+            if eats_newlines:
                 if length != before + 1:
                     newlines[index] = newlines[index] + 1 if character == "\n" and not before else 0
                 span += newlines[index]

@@ -119,28 +119,29 @@ class OutputParser:
         if self._delayed is not None:
             parts.insert(0, self._delayed)
             self._delayed = None
-        if self._pending and live and live == self._units:
+        if not self._units:
+            return parts
+        if live == self._units:
             first = next(piece for piece, text in self._pending if text)
             if parts and parts[-1].piece is first:
                 self._delayed = parts.pop()
             return parts
-        self._release(self._units - live)
-        parts += self._parts
-        self._parts = []
+        self._release(self._units - live, parts)
         return parts
 
-    def _release(self, units: int) -> None:
-        """Output the pending pieces that lie within the first `units` symbols."""
-        if not self._units:
-            return
+    def _release(self, units: int, parts: list[Part]) -> None:
+        """Move the pending pieces that lie within the first `units` symbols to `parts`."""
+        action = self.state.default
         taken = 0
         for piece, text in self._pending:
-            if len(text) > units:
+            size = len(text)
+            if size > units:
                 break
-            units -= len(text)
+            units -= size
             taken += 1
-            self._units -= len(text)
-            self._part(self.state.default, text, piece)
+            self._units -= size
+            parts.append(Part(action, text, piece))
+            self._last_action = action
         del self._pending[:taken]
 
     def finish(self) -> list[Part]:

@@ -3,7 +3,7 @@
 What the text of a piece means is the business of `output_parser`.
 """
 
-import codecs
+from codecs import utf_8_decode
 from enum import IntEnum
 
 from deepseek_recipe.inference_chunk import TokenLogprobs
@@ -45,15 +45,16 @@ class TokenRuns:
         self._added = tokenizer.added_tokens
         self._whole_text = tokenizer.whole_text
         self._lossless = lossless
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts: list[str] = []
+        self._half = b""
         self._logprobs: list[tuple[int, TokenLogprobs]] | None = []
-        self._unfinished = False
         self.count = 0
         """How many tokens are kept back."""
 
     def pieces(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> list[Piece]:
         """The pieces that are complete after these tokens."""
+        if logprobs is None and (text := self.plain_text(token_ids)):
+            return [Piece(text, len(token_ids), Kind.RUN)]
         pieces = []
         for position, token_id in enumerate(token_ids):
             entry = None if logprobs is None else (token_id, logprobs[position])
@@ -61,7 +62,7 @@ class TokenRuns:
             if spelling is None:
                 self._add(token_id, entry)
                 continue
-            run = self._take(self._decoded() + self._decoder.decode(b"", True))
+            run = self._take("".join(self._texts) + utf_8_decode(self._half, "replace", True)[0])
             if run.text or self._lossless:
                 pieces += [run] if run.count else []
                 run = Piece("", 0, logprobs=[])
@@ -71,49 +72,59 @@ class TokenRuns:
             pieces += self._end_of_chunk()
         return pieces
 
+    def is_held(self) -> bool:
+        """Whether tokens or half a character are kept back."""
+        return self.count > 0 or self._half != b""
+
     def plain_text(self, token_ids: list[int]) -> str:
         """The text of ids that are all whole characters; empty if they are not, or if something is kept back."""
-        if self.count or self._unfinished:
+        if self.count or self._half:
             return ""
         if len(token_ids) == 1:
             return self._whole_text[token_ids[0]]
         texts = [*map(self._whole_text.__getitem__, token_ids)]
-        return "" if "" in texts else "".join(texts)
+        if "" not in texts:
+            return "".join(texts)
+        if not self._added.keys().isdisjoint(token_ids):
+            return ""
+        try:
+            text = b"".join(map(self._bytes.__getitem__, token_ids)).decode()
+        except UnicodeDecodeError:
+            return ""
+        return "" if text.endswith(_REPLACEMENT) else text
 
     def last(self) -> list[Piece]:
         """What is still kept back at the end of output."""
         if not self._lossless or not self.count:
             return []
-        return [self._take(self._decoded())]
+        return [self._take("".join(self._texts))]
 
     def _add(self, token_id: int, entry: tuple[int, TokenLogprobs] | None) -> None:
-        self._texts.append(self._decoder.decode(self._bytes[token_id]))
+        data = self._half + self._bytes[token_id]
+        text, used = utf_8_decode(data, "replace")
+        self._half = data[used:]
+        if text:
+            self._texts.append(text)
         self.count += 1
         if entry is None:
             self._logprobs = None
         elif self._logprobs is not None:
             self._logprobs.append(entry)
 
-    def _decoded(self) -> str:
-        return "".join(self._texts)
-
     def _end_of_chunk(self) -> list[Piece]:
-        unfinished = bool(self._decoder.getstate()[0])
+        half = self._half
         if not self._lossless:
-            last = next((text for text in reversed(self._texts) if text), "")
-            return [] if unfinished or not last or last[-1] == _REPLACEMENT else [self._take(self._decoded())]
-        if unfinished and not any(self._texts):
+            kept = half or not self._texts or self._texts[-1][-1] == _REPLACEMENT
+            return [] if kept else [self._take("".join(self._texts))]
+        if half and not self._texts:
             return []
-        state = self._decoder.getstate()
-        piece = self._take(self._decoded())
-        self._decoder.setstate(state)
-        self._unfinished = unfinished
+        piece = self._take("".join(self._texts))
+        self._half = half
         return [piece]
 
     def _take(self, text: str) -> Piece:
         piece = Piece(text, self.count, Kind.RUN, self._logprobs)
-        self._decoder.reset()
-        self._unfinished = False
+        self._half = b""
         self._texts = []
         self._logprobs = []
         self.count = 0

@@ -35,6 +35,9 @@ class SpecialToken(Enum):
     Polygon = "<｜polygon｜>"
     PolygonEnd = "<｜/polygon｜>"
 
+    # Members are single; the hash of Enum is a Python call for every look-up of a spelling.
+    __hash__ = object.__hash__
+
     def default_str(self) -> str:
         """The default spelling."""
         return self.value

@@ -15,7 +15,7 @@ from deepseek_recipe.inference_chunk import InferenceChunk, InferenceFinishReaso
 from deepseek_recipe.json_writer import quote
 from deepseek_recipe.output_parser import OutputParser, Part
 from deepseek_recipe.parsing_options import ParsingOptions
-from deepseek_recipe.pieces import Kind, Piece, TokenRuns
+from deepseek_recipe.pieces import Piece, TokenRuns
 from deepseek_recipe.repair_parser import RepairParser
 from deepseek_recipe.replay import CallRecorder, ReplayMemory
 from deepseek_recipe.tokenizer import Tokenizer
@@ -28,6 +28,13 @@ type _Events = list[ChatCompletionChunk | ResponsesStreamEvent | MessagesStreamE
 def _never(text: str) -> object:
     """A search that always finds something: no text goes straight through."""
     return True
+
+
+class _NoText(dict[int, str]):
+    """The text of tokens where there is no tokenizer: none goes straight through."""
+
+    def __missing__(self, token_id: int) -> str:
+        return ""
 
 
 class StreamProcessor:
@@ -59,6 +66,8 @@ class StreamProcessor:
         self._repair = options.repair
         self._parser = RepairParser(options) if options.repair else OutputParser(Grammar(options))
         self._runs = TokenRuns(tokenizer, lossless="R12" in options.repair) if tokenizer else None
+        self._whole_text: dict[int, str] = tokenizer.whole_text if tokenizer else _NoText()
+        self._plain_text: Callable[[list[int]], str] = self._runs.plain_text if self._runs else lambda ids: ""
         self._name: list[str] = []
         self._opened = False
         self._closed = False
@@ -100,8 +109,9 @@ class StreamProcessor:
                 self._account.completion_tokens += chunk.count
                 events: _Events = self._emit(text)
                 return events
-        elif chunk.count and chunk.logprobs is None and self._runs is not None:
-            text = self._runs.plain_text(chunk.token_ids or [])
+        elif chunk.plain_ids:
+            ids = chunk.plain_ids
+            text = self._whole_text[ids[0]] if len(ids) == 1 else self._plain_text(ids)
             if text and self._finds_run_danger(text) is None:
                 self._account.completion_tokens += chunk.count
                 events = self._emit(text)
@@ -124,16 +134,16 @@ class StreamProcessor:
         self._check_open()
         if self._finished:
             raise RuntimeError("stream processor has finished")
-        events = self._open(chunk)
+        events = [] if self._opened else self._open(chunk)
         match chunk.kind:
+            case "tokens":
+                pieces = self._token_pieces(chunk)
             case "ready":
                 return events
             case "finish":
                 return events + self._end(chunk.finish_reason)
-            case "text":
-                pieces = [Piece(chunk.content or "", chunk.token_count or 0)]
             case _:
-                pieces = self._token_pieces(chunk)
+                pieces = [Piece(chunk.content or "", chunk.token_count or 0)]
         return events + self._feed(pieces)
 
     def _token_pieces(self, chunk: InferenceChunk) -> list[Piece]:
@@ -155,7 +165,8 @@ class StreamProcessor:
             parser.feed(piece)
             if parser.stop_sequence is not None:
                 return self._end(None)
-        events = self._write(parser.end_push())
+        parts = parser.end_push()
+        events = self._write(parts) if parts else []
         self._settle()
         return events
 
@@ -221,16 +232,18 @@ class StreamProcessor:
 
     def _settle(self) -> None:
         """Find out whether plain text can go straight through, and to where."""
-        if not isinstance(self._parser, OutputParser) or self._memory is not None:
+        parser = self._parser
+        if not isinstance(parser, OutputParser) or self._memory is not None:
             return
-        state = self._parser.state
+        state = parser.state
         emit = self._straight.get(state.default)
-        if emit is None or not self._parser.is_idle():
+        if emit is None or not parser.is_idle():
             self._finds_danger = self._finds_run_danger = _never
             return
         self._emit = emit
-        self._finds_danger = state.patterns.dangers[Kind.TEXT].search
-        self._finds_run_danger = state.patterns.dangers[Kind.RUN].search
+        self._finds_danger, self._finds_run_danger = state.patterns.searches
+        if self._runs is not None and self._runs.is_held():
+            self._finds_run_danger = _never
 
     def finish(self) -> _Events:
         """End the answer without a reason from the engine; nothing if it has ended.

@@ -1,6 +1,6 @@
 """Owns the tokenizer: a whole vocabulary for plain text, and its base model for the text between control tokens.
 
-Where vocabularies come from is in `vocabulary`; what a prompt looks like is in `encoding`.
+Where vocabularies come from is in `vocabulary`, how tokens are counted in `word_counts`, and prompts are in `encoding`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from typing import Final
 import tokenizers
 
 from deepseek_recipe.vocabulary import Version, vocabulary_text
+from deepseek_recipe.word_counts import WordCounts
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 _BYTE_OF_CHARACTER: Final = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -65,6 +66,7 @@ class Tokenizer:
             self._base.normalizer = inner.normalizer
         if inner.pre_tokenizer is not None:
             self._base.pre_tokenizer = inner.pre_tokenizer
+        self._word_counts = WordCounts(inner)
         added = {token_id: token.content for token_id, token in inner.get_added_tokens_decoder().items()}
         self.added_tokens: dict[int, str] = added
         """Spelling of each added token by id."""
@@ -113,7 +115,7 @@ class Tokenizer:
 
     def count(self, text: str) -> int:
         """How many ids `encode` gives."""
-        return len(self._inner.encode_batch_fast([text], add_special_tokens=False)[0])
+        return self._word_counts.count(text)
 
     def added_token_id(self, spelling: str) -> int | None:
         """The id of the added token with this spelling, or None."""
