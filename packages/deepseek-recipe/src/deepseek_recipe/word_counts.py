@@ -34,12 +34,13 @@ letter behind it always begins a new part."""
 
 _LONGEST_WORD: Final = 48
 _MOST_WORDS: Final = 1 << 16
+_MOST_LEARNED: Final = 128
 
 
 class WordCounts:
     """Counts tokens as the whole vocabulary would encode the text; exact for every vocabulary.
 
-    Words are counted one by one where the vocabulary cuts text as the released ones do, else the text is encoded.
+    Where the vocabulary cuts text as the released ones do, counts of words are remembered, a few new ones at each call.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -51,17 +52,18 @@ class WordCounts:
         """How many tokens the text has."""
         if not self._by_word:
             return self._encoded([text])[0]
-        words = _WORD_START.split(text)
         known = self._known
-        new = list({word for word in words if word not in known})
-        if not new:
-            return sum(map(known.__getitem__, words))
-        counts = dict(zip(new, self._encoded(new), strict=True))
-        total = sum(counts[word] if word in counts else known[word] for word in words)
-        if len(known) + len(counts) > _MOST_WORDS:
-            self._known = known = {}
-        known.update((word, count) for word, count in counts.items() if len(word) <= _LONGEST_WORD)
-        return total
+        words = _WORD_START.split(text)
+        new = dict.fromkeys(word for word in words if word not in known)
+        learned = [word for word in new if len(word) <= _LONGEST_WORD][:_MOST_LEARNED]
+        if len(known) + len(learned) > _MOST_WORDS:
+            self._known = {}
+            return self._encoded([text])[0]
+        # All other new words, one after the other, are one text with the same tokens, which costs less than many.
+        others = new.keys() - learned
+        *counts, rest = self._encoded([*learned, "".join(word for word in words if word in others)])
+        known.update(zip(learned, counts, strict=True))
+        return rest + sum(known[word] for word in words if word not in others)
 
     def _encoded(self, texts: list[str]) -> list[int]:
         return [*map(len, self._inner.encode_batch_fast(texts, add_special_tokens=False))]
