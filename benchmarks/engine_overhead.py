@@ -43,6 +43,8 @@ def make(batch: int, length: int, steps: int) -> tuple[Scheduler, BatchBuilder]:
         max_model_len=longest,
         max_num_seqs=batch,
         max_num_batched_tokens=max(8192, batch),
+        max_prefill_tokens_per_step=max(8192, batch),
+        overlap=False,
         blocks=batch * blocks_for(longest),
         window_blocks=3 * batch + 66,
         seed=0,
@@ -67,12 +69,13 @@ def measure(batch: int, length: int, steps: int) -> tuple[list[list[float]], lis
     own: list[list[float]] = []
     while len(wall) < steps:
         marks = [_now()]
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(0.0)
         marks.append(_now())
         builder.build(plan)
         marks.append(_now())
         tokens = np.full(int(plan.samples.sum()), 7, dtype=np.int64)
         marks.append(_now())
+        scheduler.advance(plan)
         scheduler.commit(plan, Sampled(tokens, np.ones(len(tokens), dtype=np.int64)))
         marks.append(_now())
         if len(plan.rows) == batch and plan.samples.all() and (plan.counts == 1).all():

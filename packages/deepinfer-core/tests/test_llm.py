@@ -200,7 +200,7 @@ def test_golden_decoder_replay(golden_dir: Callable[[str], Path], name: str) -> 
         llm.engine.add(Request(prompt, GREEDY))
         rows: list[Tensor] = []
         while sum(map(len, rows)) < kept:
-            plan = llm.engine.scheduler.schedule()
+            plan = llm.engine.scheduler.schedule(0.0)
             start, count = int(plan.starts[0]), int(plan.counts[0])
             asked = max(start + count - max(start, replay["first_row"]), 0)
             plan.logit_counts[0] = asked
@@ -208,6 +208,7 @@ def test_golden_decoder_replay(golden_dir: Callable[[str], Path], name: str) -> 
             output = llm.engine.runner.run(batch)
             rows.append(output.logits)
             tokens = llm.engine.sampler.read(llm.engine.sampler.draw(output, batch, plan))
+            llm.engine.scheduler.advance(plan)
             llm.engine.scheduler.commit(plan, tokens)
         assert (torch.cat(rows)[-len(wanted) :] - wanted).abs().max() < 1e-4
 

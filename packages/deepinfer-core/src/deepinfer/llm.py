@@ -6,7 +6,7 @@ Running requests is the `Engine`'s; reading the environment is `environment.py`'
 import importlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
@@ -80,6 +80,8 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
+        max_prefill_tokens_per_step: int | None = None,
+        overlap: bool = True,
         memory_fraction: float | None = None,
         seed: int = 0,
         progress: LoadingProgress | None = None,
@@ -89,6 +91,8 @@ class LLM:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_prefill_tokens_per_step=max_prefill_tokens_per_step,
+            overlap=overlap,
             memory_fraction=memory_fraction,
             seed=seed,
         )
@@ -97,6 +101,7 @@ class LLM:
         checkpoint = open_checkpoint(model)
         check_options(options, checkpoint.config)
         opened = open_accelerator(accelerator)
+        options = replace(options, overlap=options.overlap and not opened.synchronous)
         self.model_config = checkpoint.config
         precision = resolve_precision(dtype, kv_cache_dtype, checkpoint.config, checkpoint.read("embed.weight").dtype)
         layout = cache_layout(checkpoint.config, precision)

@@ -57,6 +57,8 @@ def engine_config(**changes: object) -> EngineConfig:
         max_model_len=512,
         max_num_seqs=8,
         max_num_batched_tokens=512,
+        max_prefill_tokens_per_step=512,
+        overlap=False,
         blocks=32,
         window_blocks=32,
         seed=0,

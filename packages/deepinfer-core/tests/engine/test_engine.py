@@ -46,6 +46,7 @@ def configs(draw: st.DrawFn, model: ModelConfig) -> EngineConfig:
         blocks=blocks,
         window_blocks=draw(st.integers(3, 12)),
         max_model_len=draw(st.integers(300, blocks * 128)),
+        overlap=draw(st.booleans()),
     )
 
 

@@ -71,6 +71,7 @@ def test_the_table_knows_the_last_tokens_however_they_came(prompts: list[list[in
         counts = np.array(step[: len(rows)])
         gained = [list(range(token + 10 * i, token + 10 * i + count)) for i, count in enumerate(counts.tolist())]
         token += 50
+        table.advance(rows, np.zeros_like(rows), rows)
         table.append(rows, np.array([one for part in gained for one in part]), counts)
         for text, part in zip(texts, gained, strict=True):
             text += part

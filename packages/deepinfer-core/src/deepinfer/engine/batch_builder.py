@@ -3,7 +3,10 @@
 Which sequences run, and their blocks, are the `Scheduler`'s.
 """
 
+from dataclasses import dataclass, replace
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Groups
@@ -12,6 +15,15 @@ from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan
 from deepinfer.engine.sequence import Integers, SequenceTable, blocks_for
 from deepinfer.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A step in flight, behind which the next one is built: `token_ids` [L] are what it draws, known to the device."""
+
+    plan: Plan
+    batch: Batch
+    token_ids: Tensor
 
 
 class BatchBuilder:
@@ -30,10 +42,33 @@ class BatchBuilder:
         self._version = -1
         self._tables: list[Tensor] = []
 
-    def build(self, plan: Plan) -> Batch:
-        """Lay out the rows of `plan`, in its order."""
-        if plan.decoding:
-            return self._decoding(plan)
+    def build(self, plan: Plan, ahead: Ahead | None = None) -> Batch:
+        """Lay out the rows of `plan`, in its order; the newest tokens of those in `ahead` are read on the device."""
+        if ahead is None:
+            return self._decoding(plan, None) if plan.decoding else self._mixed(plan)
+        if plan.decoding and ahead.plan.decoding and plan.rows is ahead.plan.rows:
+            return self._decoding(plan, ahead)
+        batch = self._decoding(plan, None) if plan.decoding else self._mixed(plan)
+        return self._filled(batch, plan, ahead)
+
+    def _filled(self, batch: Batch, plan: Plan, ahead: Ahead) -> Batch:
+        """Put the tokens that `ahead` draws, and those before them, where the host has left stale ones."""
+        places = np.full(len(self._table.sequences), -1)
+        places[ahead.plan.rows[ahead.plan.samples]] = np.arange(int(ahead.plan.samples.sum()))
+        drawn = places[plan.rows]
+        known = drawn < 0
+        drawn = drawn[~known]
+        rows = (np.cumsum(plan.counts) - 1)[~known]
+        before = (np.cumsum(ahead.plan.counts) - 1)[ahead.plan.samples][drawn]
+        to, drawn_, before_ = self._transfer.to_device([rows, drawn, before])
+        history = _shifted(ahead.batch.token_ids.index_select(0, before_), ahead.batch.history.index_select(0, before_))
+        return replace(
+            batch,
+            token_ids=batch.token_ids.index_copy(0, to, ahead.token_ids.index_select(0, drawn_)),
+            history=batch.history.index_copy(0, to, history),
+        )
+
+    def _mixed(self, plan: Plan) -> Batch:
         table, rows = self._table, plan.rows
         ends = plan.starts + plan.counts
         row_ends = np.cumsum(plan.counts)
@@ -77,14 +112,19 @@ class BatchBuilder:
             decoder_rows=of[-1] if narrowed else None,
         )
 
-    def _decoding(self, plan: Plan) -> Batch:
-        """One row a sequence, the newest: the same as `build`, copying only what has changed."""
+    def _decoding(self, plan: Plan, ahead: Ahead | None) -> Batch:
+        """One row a sequence, the newest: the same as `_mixed`, copying only what has changed.
+
+        `ahead` is None or a step of the same rows.
+        """
         table, rows, positions = self._table, plan.rows, plan.starts
         ends = positions + 1
         max_context = int(ends.max(initial=0))
-        recent = table.recent.take(rows, axis=0)
-        arrays = [recent[:, 0], positions, recent[:, 1:], ends]
-        arrays += self._groups(positions, table.last_blocks[rows])
+        arrays = [positions, ends, *self._groups(positions, table.last_blocks[rows])]
+        groups = len(arrays)
+        if ahead is None:
+            recent = table.recent.take(rows, axis=0)
+            arrays += recent[:, 0], recent[:, 1:]
         count = len(arrays)
         other_rows = rows is not self._rows
         other_tables = other_rows or table.version != self._version
@@ -101,21 +141,25 @@ class BatchBuilder:
             self._fixed, self._rows = tensors[count + 3 :], rows
         block_tables, window_tables, window_bases = self._tables
         numbers, counts, states, starts = self._fixed
+        if ahead is None:
+            token_ids, history = tensors[groups : groups + 2]
+        else:
+            token_ids, history = ahead.token_ids, _shifted(ahead.batch.token_ids, ahead.batch.history)
         return Batch(
-            token_ids=tensors[0],
-            positions=tensors[1],
+            token_ids=token_ids,
+            positions=tensors[0],
             sequences=numbers,
-            history=tensors[2],
+            history=history,
             query_starts=numbers,
             query_lens=counts,
-            context_lens=tensors[3],
+            context_lens=tensors[1],
             block_tables=block_tables,
             window_tables=window_tables,
             window_bases=window_bases,
             states=states,
             decoder_starts=starts,
             logit_rows=numbers,
-            groups=self._named(tensors[4:count]),
+            groups=self._named(tensors[2:groups]),
             max_context=max_context,
         )
 
@@ -160,3 +204,8 @@ def _logit_rows(plan: Plan, row_ends: Integers, decoder_rows: Integers | None) -
         ends = np.cumsum(plan.logit_counts)
         rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(row_ends - ends, plan.logit_counts)
     return rows if decoder_rows is None else np.searchsorted(decoder_rows, rows)
+
+
+def _shifted(token_ids: Tensor, history: Tensor) -> Tensor:
+    """The history [T, n] of the rows that follow rows of `token_ids` [T] with `history` [T, n]."""
+    return history if history.shape[1] == 0 else torch.cat((token_ids.unsqueeze(1), history[:, :-1]), 1)

@@ -33,6 +33,10 @@ class EngineOptions:
     max_model_len           tokens of a sequence, prompt and generated
     max_num_seqs            sequences that run at once
     max_num_batched_tokens  rows of a step: the budget that prefill chunks and decoding share
+    max_prefill_tokens_per_step  prompt rows of a step in which a sequence decodes, beside one for each sequence: bounds
+                            the gap between tokens; None = what the budget leaves
+    overlap                 the host prepares a step while the device runs the one before; no gain, and off, where the
+                            device is the host
     memory_fraction         share of free memory that weights and cache may take, the rest is for activations;
                             None = 0.9, and of host memory 64 MiB of entries unless the longest sequence needs more
     seed                    of requests that have none of their own
@@ -42,6 +46,8 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_prefill_tokens_per_step: int | None = None
+    overlap: bool = True
     memory_fraction: float | None = None
     seed: int = 0
 
@@ -66,6 +72,8 @@ class EngineConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_prefill_tokens_per_step: int
+    overlap: bool
     blocks: int
     window_blocks: int
     seed: int
@@ -110,13 +118,16 @@ def check_options(options: EngineOptions, model: ModelConfig) -> None:
         ("max_model_len", options.max_model_len, 2, model.max_positions),
         ("max_num_seqs", options.max_num_seqs, 1, None),
         ("max_num_batched_tokens", options.max_num_batched_tokens, 1, None),
+        ("max_prefill_tokens_per_step", options.max_prefill_tokens_per_step, 1, None),
         ("seed", options.seed, 0, 2**63 - 1),
     ):
-        if value is None and name == "max_model_len":
+        if value is None and name in ("max_model_len", "max_prefill_tokens_per_step"):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             raise ConfigError(f"{name} must be an integer, {limits}, got {value!r}")
+    if not isinstance(options.overlap, bool):
+        raise ConfigError(f"overlap must be True or False, got {options.overlap!r}")
     fraction = options.memory_fraction
     plain = isinstance(fraction, int | float) and not isinstance(fraction, bool)
     if fraction is not None and not (plain and 0 < fraction <= 1):
@@ -159,6 +170,8 @@ def resolve(
         max_model_len=min(wanted, blocks * BLOCK_TOKENS),
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        max_prefill_tokens_per_step=options.max_prefill_tokens_per_step or options.max_num_batched_tokens,
+        overlap=options.overlap,
         blocks=blocks,
         window_blocks=windows,
         seed=options.seed,

@@ -4,6 +4,9 @@ Each line of `step` is a room of its own; text in and text out of a whole call a
 """
 
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -12,12 +15,13 @@ from tokenizers import Tokenizer
 from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import derive_seed
-from deepinfer.engine.batch_builder import BatchBuilder
+from deepinfer.engine.batch_builder import Ahead, BatchBuilder
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.detokenizer import Detokenizer, TextStream
 from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
+from deepinfer.engine.plan import Plan
 from deepinfer.engine.request import Progress, Request
-from deepinfer.engine.sampler import Sampler
+from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
 from deepinfer.errors import RequestError
@@ -27,13 +31,22 @@ from deepinfer.model.kv_cache import KVCache
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A step that could not be launched; its requests end when its turn comes."""
+
+    plan: Plan
+    error: Exception
+
+
 class Engine:
     """Runs requests over one model. One thread calls `step`; `add` and `abort` may come from any.
 
-    Reserves all cache memory when it is made.  `tokenizer` None = no texts and no stop strings.
+    Reserves all cache memory when it is made.  `tokenizer` None = no texts and no stop strings.  `clock` returns the
+    seconds that timeouts are measured in.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the constructor of the room, called in one place
         self,
         config: EngineConfig,
         model_config: ModelConfig,
@@ -41,6 +54,8 @@ class Engine:
         ops: Ops,
         accelerator: Accelerator,
         tokenizer: Tokenizer | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.model_config = model_config
@@ -66,6 +81,8 @@ class Engine:
         self.sampler = Sampler(ops, table, transfer)
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._ids = count()
+        self._clock = clock
+        self._ahead: Flight | _Failed | None = None
         self._settled = True
 
     @property
@@ -76,13 +93,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting, running or owed a last message."""
-        return not self._settled or self.scheduler.has_work
+        return not self._settled or self._ahead is not None or self.scheduler.has_work
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id; raises RequestError when it can never be served."""
         prompt = self._checked_prompt(request)
         params = request.params
         params.check(self.model_config.vocab_size)
+        request.check()
         if params.stop_strings and self._detokenizer is None:
             raise RequestError("stop strings need a tokenizer.json, the model has none: use stop_token_ids")
         room = self.config.max_model_len - len(prompt)
@@ -105,6 +123,7 @@ class Engine:
             ),
             text=None if self._detokenizer is None else TextStream(self._detokenizer, params.stop_strings),
             prompt_rows=None if params.prompt_logprobs is None else 0,
+            deadline=None if request.timeout_s is None else self._clock() + request.timeout_s,
         )
         self.scheduler.submit(sequence)
         return sequence.id
@@ -118,28 +137,66 @@ class Engine:
 
         An exception of the model ends the requests of this step; an interrupt of it leaves them to be recomputed.
         After an interrupt of the rest the books cannot be trusted: the next step ends all requests, with clean ones.
+        With `overlap` the next step is launched before this one is waited for, and reported by the next call.
         """
         if not self._settled:
+            self._ahead = None
             progress = self.scheduler.reset()
             self._settled = True
             return progress
         self._settled = False
-        plan = self.scheduler.schedule()
-        try:
-            batch = self.builder.build(plan)
-            output = self.runner.run(batch)
-            tokens = self.sampler.read(self.sampler.draw(output, batch, plan))
-        except Exception as error:  # noqa: BLE001 - whatever a device raises ends this step's requests, never the engine
-            _log.exception("a step of %d sequences failed", len(plan.rows))
-            progress = self.scheduler.fail(plan, error)
-        except BaseException:
-            self.scheduler.retract()
-            self._settled = True
-            raise
-        else:
-            progress = self.scheduler.commit(plan, tokens)
+        progress = self._overlapped() if self.config.overlap else self._plain()
         self._settled = True
         return progress
+
+    def _plain(self) -> list[Progress]:
+        """One step after the other."""
+        plan = self.scheduler.schedule(self._clock())
+        return self._land(self._launch(plan))
+
+    def _overlapped(self) -> list[Progress]:
+        """The device has the next step before this one is waited for."""
+        flight = self._ahead or self._launch(self.scheduler.schedule(self._clock()))
+        self._ahead = None
+        if isinstance(flight, Flight):
+            plan = self.scheduler.schedule_ahead(self._clock())
+            if plan is not None:
+                self._ahead = self._launch(plan, Ahead(flight.plan, flight.batch, flight.token_ids))
+        return self._land(flight)
+
+    def _launch(self, plan: Plan, ahead: Ahead | None = None) -> Flight | _Failed:
+        """Give the device a step, behind the one that is `ahead`."""
+        try:
+            batch = self.builder.build(plan, ahead)
+            output = self.runner.run(batch)
+            flight = self.sampler.draw(output, batch, plan)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises ends this step's requests, never the engine
+            return _Failed(plan, error)
+        except BaseException:
+            self._retract()
+            raise
+        self.scheduler.advance(plan)
+        return flight
+
+    def _land(self, flight: Flight | _Failed) -> list[Progress]:
+        """Wait for a step and hand out what it brought."""
+        try:
+            if isinstance(flight, _Failed):
+                raise flight.error
+            tokens = self.sampler.read(flight)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.exception("a step of %d sequences failed", len(flight.plan.rows))
+            return self.scheduler.fail(flight.plan, error)
+        except BaseException:
+            self._retract()
+            raise
+        return self.scheduler.commit(flight.plan, tokens)
+
+    def _retract(self) -> None:
+        """Forget the steps in flight; their sequences are recomputed."""
+        self._ahead = None
+        self.scheduler.retract()
+        self._settled = True
 
     def _checked_prompt(self, request: Request) -> Integers:
         """Return the prompt as an array; raises RequestError for one that the model cannot read."""

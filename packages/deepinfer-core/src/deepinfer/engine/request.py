@@ -105,12 +105,22 @@ class Request:
     images            reserved: must be empty until the image tower is built
     index             place in the call that brought it: without a seed of its own, a request draws from
                       (engine seed, index)
+    priority          its class, any integer: a higher one gets a place first and loses it last
+    timeout_s         seconds from `Engine.add` after which it is aborted with what it has; None = never
     """
 
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     images: tuple[object, ...] = ()
     index: int = 0
+    priority: int = 0
+    timeout_s: float | None = None
+
+    def check(self) -> None:
+        """Raise RequestError for a priority or timeout that cannot be honoured."""
+        _integer("priority", self.priority, -(2**31), 2**31 - 1, "0 is the class of requests that name none")
+        if self.timeout_s is not None:
+            _number("timeout_s", self.timeout_s, 0, math.inf, "None waits as long as it takes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,7 @@ class Completion:
     token_ids          what it wrote, the token that ended it included
     text               the same as text, without special tokens and without the stop string
     finish_reason      "stop": end-of-sequence, a stop token or a stop string; "length": max_tokens or max_model_len;
-                       "abort": ended from outside; "error": see `error`
+                       "abort": ended from outside or by its timeout, see `error`; "error": see `error`
     stop_reason        the stop string or token id that ended it, else None
     error              what went wrong and what to do, else None
     logprobs           one item a generated token, where asked for

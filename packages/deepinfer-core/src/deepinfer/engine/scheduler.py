@@ -14,19 +14,34 @@ from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import FinishReason, Logprobs, Progress
 from deepinfer.engine.sequence import Gained, Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.engine.waiting import Deadlines, WaitingQueue
 
 PROMPT_ROWS = 512
 """Most rows of a request in a step when the logits of all are wanted: a row is as long as the vocabulary."""
 
 
+class _NeedsTokens(Exception):
+    """The next step cannot be chosen before the tokens of the one in flight are known."""
+
+
 class Scheduler:
-    """Continuous batching, first come, first served.
+    """Continuous batching: the highest class first, first come, first served inside a class.
 
     A sequence gets the blocks of all tokens it has when it is admitted, one more whenever it has grown by a block, and
     window blocks for the rows of a step and the window before them.  Every running sequence computes at least one
-    token a step; what the budget leaves goes to prefill chunks, oldest first, then to new sequences.  When a pool runs
-    dry, the newest sequence gives everything back and is recomputed later; the oldest always finds room, because the
-    pools hold the longest sequence that is admitted.
+    token a step; what the budget leaves goes to prefill chunks, of the highest class and the oldest first, then to new
+    sequences.  When a pool runs dry, or a higher class waits for a place, the newest sequence of the lowest class gives
+    everything back and is recomputed later; the oldest of the highest class always finds room, because the pools hold
+    the longest sequence that is admitted.
+
+    The gap between two tokens of a sequence that keeps its place is one step.  A step has at most
+    `max_num_batched_tokens` rows; while any sequence decodes, at most one for each running sequence and
+    `max_prefill_tokens_per_step` more.
+
+    The order of calls is `schedule`, `advance` when the device has been given the step, `commit` when its tokens have
+    come.  With `schedule_ahead` and `advance` in between, a second step is in flight.  The device runs steps in order,
+    so what one no longer reads may be handed to the next; what a sequence held that ended is free only when no step in
+    flight has a row of it.
     """
 
     def __init__(self, config: EngineConfig, window: int, table: SequenceTable) -> None:
@@ -38,16 +53,21 @@ class Scheduler:
         assert config.blocks >= blocks_for(config.max_model_len), "the longest sequence fits into the pool alone"
         assert config.window_blocks >= min(config.window_width(window), 2), "so does its window"
         self._budget = config.max_num_batched_tokens
+        self._most_prefill = config.max_prefill_tokens_per_step
         self._inbox: deque[Sequence | int] = deque()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue()
+        self._deadlines = Deadlines()
         self._running: Integers = np.empty(0, dtype=np.int64)
+        self._leaving: list[int] = []
+        self._launched: deque[Plan] = deque()
         self._prompt_readers: set[int] = set()
         self._notices: list[Progress] = []
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._inbox or self._waiting or self._notices or len(self._running))
+        queued = self._inbox or self._waiting or self._notices or self._launched or self._leaving
+        return bool(queued) or len(self._running) > 0
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence; from any thread."""
@@ -57,77 +77,103 @@ class Scheduler:
         """End a sequence at the start of the next step; from any thread. One that has ended is left alone."""
         self._inbox.append(sequence_id)
 
-    def schedule(self) -> Plan:
-        """Choose what the next step computes, and reserve its blocks."""
-        self._receive()
+    def schedule(self, now: float) -> Plan:
+        """Choose what the next step computes, and reserve its blocks; `now` is the time of the engine's clock."""
+        self._receive(now)
         table, rows = self._table, self._running
         starts = table.computed[rows]
         counts = table.lengths[rows] - starts
         growing = (counts > 1) | (starts + counts > table.reach[rows])
-        if not (self._waiting or self._prompt_readers or growing.any()):
-            return Plan(rows, starts, counts, counts, counts == 1, decoding=True)
-        rows, counts, spare = self._continue_running(starts, counts)
-        if len(rows) == len(starts) and self._waiting:
-            rows, counts = self._admit(rows, counts, spare)
-        starts = table.computed[rows]
-        samples = starts + counts == table.lengths[rows]
-        logit_counts = samples.astype(np.int64)
-        readers: list[int] = []
-        if self._prompt_readers:
-            readers = [i for i, row in enumerate(rows.tolist()) if row in self._prompt_readers]
-        for i in readers:
-            start, done = int(starts[i]), self._table[rows[i]].prompt_rows or 0
-            logit_counts[i] = max(start + int(counts[i]) - max(start, done), 0)
-        decoding = not readers and bool((samples & (counts == 1)).all())
-        return Plan(rows, starts, counts, logit_counts, samples, tuple(i for i in readers if logit_counts[i]), decoding)
+        if self._waiting or self._prompt_readers or growing.any():
+            return self._mixed()
+        return Plan(rows, starts, counts, counts, counts == 1, decoding=True)
+
+    def schedule_ahead(self, now: float) -> Plan | None:
+        """Choose what comes behind the step in flight, without its tokens; None when it must wait for them.
+
+        It waits for requests that need their newest token on the host, and where sequences would lose their place.
+        """
+        if self._prompt_readers or self._table.host_bound[self._running].any():
+            return None
+        try:
+            plan = self.schedule(now)
+        except _NeedsTokens:
+            return None
+        return plan if len(plan.rows) else None
+
+    def advance(self, plan: Plan) -> None:
+        """Move the books behind a step that the device was given; a sequence that draws its last token runs no more."""
+        table = self._table
+        drawn = plan.rows if plan.decoding else plan.rows[plan.samples]
+        table.advance(plan.rows, plan.counts, drawn)
+        self._launched.append(plan)
+        full = table.lengths[drawn] >= table.limits[drawn]
+        if full.any():
+            self._running = self._running[~np.isin(self._running, drawn[full])]
+            self._leaving += drawn[full].tolist()
+        self._release_windows()
 
     def commit(self, plan: Plan, sampled: Sampled) -> list[Progress]:
         """Append the new tokens, free what is no longer needed, and return what each request gained."""
         table = self._table
-        table.computed[plan.rows] += plan.counts
-        drawn = plan.rows[plan.samples]
-        table.computed[drawn] += sampled.counts - 1
+        self._land(plan)
+        drawn = plan.rows if plan.decoding else plan.rows[plan.samples]
         table.append(drawn, sampled.token_ids, sampled.counts)
         progress, self._notices = self._notices, []
         for i in plan.prompt_rows:
-            self._note_prompt_rows(int(plan.rows[i]), int(plan.logit_counts[i]))
-            if not plan.samples[i]:
-                row = int(plan.rows[i])
+            row = int(plan.rows[i])
+            self._note_prompt_rows(row, int(plan.logit_counts[i]))
+            if not (plan.samples[i] or table[row].finished):
                 progress.append(Progress(table[row].id, prompt_logprobs=sampled.prompt_logprobs[row]))
         tokens, end = sampled.token_ids.tolist(), 0
+        ended: list[int] = []
         for row, count in zip(drawn.tolist(), sampled.counts.tolist(), strict=True):
             sequence = table[row]
             start, end = end, end + count
+            if sequence.finished:
+                continue
             gained = sequence.take(tokens[start:end])
             logprobs = sampled.logprobs.get(row) if sampled.logprobs else None
             prompt_logprobs = sampled.prompt_logprobs.get(row) if sampled.prompt_logprobs else None
             progress.append(_progress(sequence.id, gained, logprobs, prompt_logprobs))
             if gained.reason is not None:
-                self._release(row)
-        self._release_windows()
+                ended.append(row)
+        self._leave(ended)
         return progress
 
     def fail(self, plan: Plan, error: Exception) -> list[Progress]:
         """End every sequence of a step that raised `error`; the others go on."""
+        self._land(plan)
         progress, self._notices = self._notices, []
         told = f"the step that computed this request failed: {type(error).__name__}: {error}"
-        for row in plan.rows.tolist():
-            progress.append(self._ended(self._table[row], "error", told))
-            self._release(row)
+        sequences = {row: self._table.sequences[row] for row in plan.rows.tolist()}
+        alive = {row: sequence for row, sequence in sequences.items() if sequence is not None and not sequence.finished}
+        progress += [_ended(sequence, "error", told) for sequence in alive.values()]
+        self._leave(list(alive))
         return progress
 
     def retract(self) -> None:
-        """Forget a step that was interrupted half-way: what it wrote is recomputed for every sequence that it ran."""
+        """Forget all steps in flight: what they wrote is recomputed for every sequence that they ran."""
+        self._launched.clear()
+        table = self._table
+        unheard = [row for row in self._leaving if not table[row].finished]
+        self._running = np.array(sorted([*self._running.tolist(), *unheard], key=lambda row: table[row].id), np.int64)
+        self._leaving = [row for row in self._leaving if table[row].finished]
+        self._leave([])
         while len(self._running):
-            self._preempt_newest()
+            self._preempt()
 
     def reset(self) -> list[Progress]:
         """End every request and begin with clean books, after an interrupt in the middle of a change."""
         told = "the engine was interrupted while it changed its books: send the request again"
-        left = [*(sequence for sequence in self._table.sequences if sequence is not None), *self._waiting]
-        progress, self._notices = [*self._notices, *(self._ended(sequence, "abort", told) for sequence in left)], []
+        seated = [sequence for sequence in self._table.sequences if sequence is not None and not sequence.finished]
+        left = [*seated, *self._waiting]
+        progress, self._notices = [*self._notices, *(_ended(sequence, "abort", told) for sequence in left)], []
         self._waiting.clear()
+        self._deadlines = Deadlines()
         self._prompt_readers.clear()
+        self._launched.clear()
+        self._leaving.clear()
         self._running = np.empty(0, dtype=np.int64)
         self._table.clear()
         self.blocks = BlockPool(self.blocks.name, self.blocks.size)
@@ -140,39 +186,100 @@ class Scheduler:
         self.blocks.check(blocks)
         self.windows.check(windows)
 
-    def _receive(self) -> None:
+    def _receive(self, now: float) -> None:
+        """Take in what came from other threads, then end whose time is up."""
         while self._inbox:
             message = self._inbox.popleft()
-            if isinstance(message, Sequence):
-                self._waiting.append(message)
+            if not isinstance(message, Sequence):
+                self._abort(message)
                 continue
-            for sequence in [waiting for waiting in self._waiting if waiting.id == message]:
-                self._waiting.remove(sequence)
-                self._notices.append(self._ended(sequence, "abort"))
-            for row in [row for row in self._running.tolist() if self._table[row].id == message]:
-                self._notices.append(self._ended(self._table[row], "abort"))
-                self._release(row)
+            self._waiting.push(message)
+            if message.deadline is not None:
+                self._deadlines.add(message.deadline, message.id)
+        for late in self._deadlines.passed(now):
+            self._abort(late, "the request took longer than its timeout_s and ends with what it has")
 
-    def _ended(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> Progress:
-        text = "" if sequence.text is None else sequence.text.close()
-        return Progress(sequence.id, text=text, finish_reason=reason, error=error)
+    def _abort(self, sequence_id: int, error: str | None = None) -> None:
+        """End a sequence wherever it is: waiting, running, or in flight with its last token."""
+        waiting = self._waiting.remove(sequence_id)
+        if waiting is not None:
+            self._notices.append(_ended(waiting, "abort", error))
+            return
+        for row, sequence in enumerate(self._table.sequences):
+            if sequence is not None and sequence.id == sequence_id and not sequence.finished:
+                self._notices.append(_ended(sequence, "abort", error))
+                self._leave([row])
 
-    def _continue_running(self, starts: Integers, counts: Integers) -> tuple[Integers, Integers, int]:
-        """Tokens of each running sequence, with blocks reserved, and what is left of the budget."""
+    def _mixed(self) -> Plan:
+        """The plan of a step in which not every sequence just decodes."""
+        urgent = self._make_room()
+        rows, counts, spare = self._continue_running(urgent)
+        if self._waiting and len(rows) == len(self._running):
+            rows, counts = self._admit(rows, counts, spare)
+        table = self._table
+        starts = table.computed[rows]
+        samples = starts + counts == table.lengths[rows]
+        logit_counts = samples.astype(np.int64)
+        readers: list[int] = []
+        if self._prompt_readers:
+            readers = [i for i, row in enumerate(rows.tolist()) if row in self._prompt_readers]
+        for i in readers:
+            start, done = int(starts[i]), table[rows[i]].prompt_rows or 0
+            logit_counts[i] = max(start + int(counts[i]) - max(start, done), 0)
+        decoding = not readers and bool((samples & (counts == 1)).all())
+        return Plan(rows, starts, counts, logit_counts, samples, tuple(i for i in readers if logit_counts[i]), decoding)
+
+    def _make_room(self) -> int | None:
+        """Take places from lower classes for the first of the waiting; return its class when it can be admitted."""
+        if not self._waiting:
+            return None
+        first, table = self._waiting.first, self._table
+        lower = self._running[table.priorities[self._running] < first.priority]
+        within_reach = self.blocks.free + int(table.block_counts[lower].sum())
+        if blocks_for(len(first.tokens)) <= within_reach:
+            for _ in lower:
+                if self._has_place(first):
+                    break
+                self._preempt()
+        return first.priority if self._has_place(first) else None
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        free = self._table.free_rows and self.windows.free
+        return bool(free) and blocks_for(len(sequence.tokens)) <= self.blocks.free
+
+    def _continue_running(self, urgent: int | None) -> tuple[Integers, Integers, int]:
+        """The running sequences with the tokens of each, blocks reserved, and what is left of the budget for others.
+
+        While a request of class `urgent` can be admitted, prefill of lower classes gets one row, and it the rest.
+        """
         table, rows = self._table, self._running
+        starts = table.computed[rows]
+        counts = table.lengths[rows] - starts
         spare = self._budget - len(rows)
-        for i in np.flatnonzero(counts > 1).tolist():
-            counts[i] = 1 + min(int(counts[i]) - 1, spare, self._longest_chunk(int(rows[i])) - 1)
-            spare -= int(counts[i]) - 1
+        if (counts == 1).any():
+            spare = min(spare, self._most_prefill)
+        for i in self._by_class(np.flatnonzero(counts > 1)):
+            row = int(rows[i])
+            held_back = urgent is not None and table.priorities[row] < urgent
+            more = 0 if held_back else min(int(counts[i]) - 1, spare, self._longest_chunk(row) - 1)
+            counts[i] = 1 + more
+            spare -= more
         ends = starts + counts
         for i in np.flatnonzero(ends > table.reach[rows]).tolist():
             row = int(rows[i])
             if table.sequences[row] is not None:
                 counts[i] = self._reserve(row, int(ends[i])) - starts[i]
-        if len(self._running) < len(rows):
-            alive = np.array([table.sequences[row] is not None for row in rows.tolist()], dtype=np.bool_)
-            rows, counts = rows[alive], counts[alive]
-        return rows, counts, spare
+        if len(self._running) == len(rows):
+            return rows, counts, spare
+        # Who has just lost its place must not have it back in the same step.
+        alive = np.array([table.sequences[row] is not None for row in rows.tolist()], dtype=np.bool_)
+        return rows[alive], counts[alive], 0
+
+    def _by_class(self, places: Integers) -> list[int]:
+        """Places among the running sequences, the highest class first, inside a class in the order of admission."""
+        classes = self._table.priorities[self._running[places]]
+        order: list[int] = places[np.argsort(-classes, kind="stable")].tolist()
+        return order
 
     def _longest_chunk(self, row: int) -> int:
         return PROMPT_ROWS if row in self._prompt_readers else self._budget
@@ -180,17 +287,17 @@ class Scheduler:
     def _reserve(self, row: int, end: int) -> int:
         """Give `row` the blocks to compute up to `end`, or as far as there are window blocks; return that end.
 
-        Takes blocks from the newest sequences; when `row` is the newest itself, it is preempted.
+        Takes blocks from the newest sequences of the lowest class; when `row` is that one itself, it is preempted.
         """
         table = self._table
         while (need := blocks_for(end) - int(table.block_counts[row])) > self.blocks.free:
-            if self._preempt_newest() == row:
+            if self._preempt() == row:
                 return end
         if need > 0:
             table.add_blocks(row, self.blocks.take(need))
         held = int(table.window_bases[row] + table.window_counts[row])
         while (room := (held + self.windows.free) * BLOCK_TOKENS) <= table.computed[row]:
-            if self._preempt_newest() == row:
+            if self._preempt() == row:
                 return end
         end = min(end, room)
         table.add_windows(row, self.windows.take(max(blocks_for(end) - held, 0)))
@@ -200,12 +307,10 @@ class Scheduler:
         """Seat waiting sequences, in order, while there are budget, rows and blocks for the next one."""
         new: list[int] = []
         chunks: list[int] = []
-        while self._waiting and spare > 0 and self._table.free_rows and self.windows.free:
-            sequence = self._waiting[0]
+        while self._waiting and spare > 0 and self._has_place(self._waiting.first):
+            sequence = self._waiting.first
             length = len(sequence.tokens)
-            if blocks_for(length) > self.blocks.free:
-                break
-            self._waiting.popleft()
+            self._waiting.remove(sequence.id)
             row = self._table.seat(sequence)
             if sequence.wants_prompt_rows:
                 self._prompt_readers.add(row)
@@ -220,15 +325,42 @@ class Scheduler:
         self._running = np.array([*self._running.tolist(), *new], dtype=np.int64)
         return np.array([*rows.tolist(), *new], dtype=np.int64), np.array([*counts.tolist(), *chunks], dtype=np.int64)
 
-    def _preempt_newest(self) -> int:
-        """Take everything from the newest sequence and queue it first, to be recomputed with what it has generated."""
-        row = int(self._running[-1])
+    def _preempt(self) -> int:
+        """Take everything from the newest sequence of the lowest class and queue it first in its class.
+
+        It is recomputed later, with what it has generated.  Raises `_NeedsTokens` while a step is in flight.
+        """
+        if self._launched:
+            raise _NeedsTokens
+        classes = self._table.priorities[self._running]
+        row = int(self._running[np.flatnonzero(classes == classes.min())[-1]])
         sequence = self._table[row]
         prompt = sequence.tokens[: sequence.prompt_length]
         sequence.tokens = np.concatenate([prompt, np.array(sequence.generated, dtype=np.int64)])
+        self._running = self._running[self._running != row]
         self._release(row)
-        self._waiting.appendleft(sequence)
+        self._waiting.push_first(sequence)
         return row
+
+    def _land(self, plan: Plan) -> None:
+        """Note that a step is no longer in flight, if it ever was."""
+        if self._launched and self._launched[0] is plan:
+            self._launched.popleft()
+
+    def _leave(self, ended: list[int]) -> None:
+        """Let sequences go whose end was told; what they and earlier ones held is free once no step has a row of it."""
+        for row in ended:
+            self._table[row].finished = True
+            self._prompt_readers.discard(row)
+            if row not in self._leaving:
+                self._leaving.append(row)
+        if not self._leaving:
+            return
+        self._running = self._running[~np.isin(self._running, self._leaving)]
+        for row in list(self._leaving):
+            if self._table[row].finished and not any((plan.rows == row).any() for plan in self._launched):
+                self._leaving.remove(row)
+                self._release(row)
 
     def _release(self, row: int) -> None:
         """Free the row and its blocks."""
@@ -237,7 +369,6 @@ class Scheduler:
         self.windows.give(table.drop_windows(row, int(table.window_bases[row] + table.window_counts[row])))
         table.unseat(row)
         self._prompt_readers.discard(row)
-        self._running = self._running[self._running != row]
 
     def _release_windows(self) -> None:
         """Free window blocks that lie wholly before the window of each sequence's next row."""
@@ -258,3 +389,9 @@ def _progress(request_id: int, gained: Gained, logprobs: Logprobs | None, prompt
     if logprobs is not None:
         logprobs = logprobs[: len(gained.tokens)]
     return Progress(request_id, gained.tokens, gained.text, gained.reason, gained.stop, None, logprobs, prompt_logprobs)
+
+
+def _ended(sequence: Sequence, reason: FinishReason, error: str | None = None) -> Progress:
+    """Tell that a request ends before its time, with the rest of its text."""
+    text = "" if sequence.text is None else sequence.text.close()
+    return Progress(sequence.id, text=text, finish_reason=reason, error=error)

@@ -39,6 +39,8 @@ class Sequence:
     stop_ids       tokens that end it
     text           None where there is no tokenizer
     prompt_rows    prompt positions whose log-probabilities were handed out; None = none are wanted
+    deadline       when it must have ended, in seconds of the engine's clock; None = whenever
+    finished       whether its end was told; a step in flight may still hold a row of it, which is dropped
     """
 
     id: int
@@ -50,7 +52,14 @@ class Sequence:
     stop_ids: frozenset[int]
     text: TextStream | None
     prompt_rows: int | None
+    deadline: float | None = None
     generated: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def priority(self) -> int:
+        """Its class."""
+        return self.request.priority
 
     @property
     def prompt_length(self) -> int:
@@ -95,8 +104,11 @@ class Sequence:
 class SequenceTable:
     """Columns of the running sequences; a sequence's row is also its row in per-sequence cache memory.
 
-    lengths, computed    tokens known, and tokens whose cache is written
-    recent [S, 1 + n]    its last tokens, newest first, as many as n-grams need; -1 before the start
+    lengths, computed    tokens there are, and tokens whose cache is written, both as of the last step that was launched
+    recent [S, 1 + n]    the last tokens that the host knows, newest first, as many as n-grams need; -1 before the start
+    limits               length at which the sequence ends
+    priorities           its class
+    host_bound           bool: the host must know its newest token before the next step is launched
     blocks [S, B]        block of tokens 128 b .. 128 b + 127 of entries and index keys; -1 = none
     block_counts         how many of them it holds
     last_blocks          the last of them, where a decoding sequence writes
@@ -116,6 +128,8 @@ class SequenceTable:
         self.sequences: list[Sequence | None] = [None] * rows
         self.lengths, self.computed, self.decoder_starts = integers(rows), integers(rows), integers(rows)
         self.recent = integers(rows, 1 + history)
+        self.limits, self.priorities = integers(rows), integers(rows)
+        self.host_bound = np.zeros(rows, dtype=np.bool_)
         self.blocks, self.block_counts = integers(rows, blocks), integers(rows)
         self.windows, self.window_counts, self.window_bases = integers(rows, windows), integers(rows), integers(rows)
         self.reach, self.last_blocks = integers(rows), integers(rows)
@@ -142,6 +156,8 @@ class SequenceTable:
         self.recent[row] = -1
         self.recent[row, : len(newest)] = newest
         self.lengths[row], self.computed[row] = len(sequence.tokens), 0
+        self.limits[row], self.priorities[row] = sequence.prompt_length + sequence.limit, sequence.priority
+        self.host_bound[row] = False
         self.decoder_starts[row] = sequence.decoder_start
         self.block_counts[row] = self.window_counts[row] = self.window_bases[row] = self.reach[row] = 0
         params = sequence.request.params
@@ -160,19 +176,27 @@ class SequenceTable:
         self.sequences = [None] * len(self.sequences)
         self._free_rows = list(range(len(self.sequences) - 1, -1, -1))
 
+    def advance(self, plan_rows: Integers, counts: Integers, drawn: Integers) -> None:
+        """Count `counts` more computed tokens of `plan_rows`, and one more of each that draws one."""
+        self.computed[plan_rows] += counts
+        self.lengths[drawn] += 1
+
     def append(self, rows: Integers, tokens: Integers, counts: Integers) -> None:
-        """Add `counts` [R] tokens, at least one, to each of `rows`; `tokens` lie flat, one row behind the other."""
+        """Note `counts` [R] tokens, at least one, of each of `rows`; `tokens` lie flat, one row behind the other.
+
+        `advance` has counted the first of each; those behind it are accepted drafts, whose cache is written too.
+        """
         if len(tokens) == len(rows):
             self.recent[rows, 1:] = self.recent[rows, :-1]
             self.recent[rows, 0] = tokens
-            self.lengths[rows] += 1
             return
         # The newest come first: those that were added, from the last one back, then those that were known before.
         back = np.arange(self.recent.shape[1])
         added = (counts.cumsum() - 1)[:, None] - back
         known = np.take_along_axis(self.recent[rows], np.maximum(back - counts[:, None], 0), 1)
         self.recent[rows] = np.where(back < counts[:, None], tokens[np.maximum(added, 0)], known)
-        self.lengths[rows] += counts
+        self.lengths[rows] += counts - 1
+        self.computed[rows] += counts - 1
 
     def add_blocks(self, row: int, taken: list[int]) -> None:
         """Note blocks of entries behind those that the sequence holds."""
