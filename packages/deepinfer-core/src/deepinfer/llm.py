@@ -21,6 +21,7 @@ from deepinfer.engine.config import (
     CacheChoice,
     CacheMemory,
     DtypeChoice,
+    EngineConfig,
     EngineOptions,
     check_options,
     resolve,
@@ -96,19 +97,12 @@ class LLM:
             memory_fraction=memory_fraction,
             seed=seed,
         )
-        if not isinstance(model, str | Path):
-            raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
-        checkpoint = open_checkpoint(model)
-        check_options(options, checkpoint.config)
+        checkpoint = _open(model, options)
         opened = open_accelerator(accelerator)
-        options = replace(options, overlap=options.overlap and not opened.synchronous)
         self.model_config = checkpoint.config
-        precision = resolve_precision(dtype, kv_cache_dtype, checkpoint.config, checkpoint.read("embed.weight").dtype)
-        layout = cache_layout(checkpoint.config, precision)
-        memory = _cache_memory(options.memory_fraction, checkpoint, opened)
-        self.config = resolve(options, checkpoint.config, precision, layout, memory)
+        self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
         self.tokenizer = checkpoint.tokenizer
-        ops = opened.ops(precision)
+        ops = opened.ops(self.config.precision)
         _log.info("%s", start_line(opened, ops, shapes_of(checkpoint.config)))
         network, self.draft_stages = _load(checkpoint, opened, ops, progress)
         self.engine = Engine(self.config, checkpoint.config, network, ops, opened, self.tokenizer)
@@ -369,6 +363,26 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, Integral) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)
+
+
+def _open(model: str | Path, options: EngineOptions) -> Checkpoint:
+    """Open a checkpoint by name and hold the options against it."""
+    if not isinstance(model, str | Path):
+        raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
+    checkpoint = open_checkpoint(model)
+    check_options(options, checkpoint.config)
+    return checkpoint
+
+
+def _resolve(
+    options: EngineOptions, checkpoint: Checkpoint, accelerator: Accelerator, dtype: str, kv_cache_dtype: str
+) -> EngineConfig:
+    """Decide everything that was left to be decided, by the checkpoint and the device."""
+    config = checkpoint.config
+    precision = resolve_precision(dtype, kv_cache_dtype, config, checkpoint.read("embed.weight").dtype)
+    memory = _cache_memory(options.memory_fraction, checkpoint, accelerator)
+    options = replace(options, overlap=options.overlap and not accelerator.synchronous)
+    return resolve(options, config, precision, cache_layout(config, precision), memory)
 
 
 def _cache_memory(fraction: float | None, checkpoint: Checkpoint, accelerator: Accelerator) -> CacheMemory:

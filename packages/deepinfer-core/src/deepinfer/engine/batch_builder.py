@@ -125,24 +125,11 @@ class BatchBuilder:
         if ahead is None:
             recent = table.recent.take(rows, axis=0)
             arrays += recent[:, 0], recent[:, 1:]
-        count = len(arrays)
-        other_rows = rows is not self._rows
-        other_tables = other_rows or table.version != self._version
-        if other_tables:
-            blocks = table.blocks[rows, : max(1, blocks_for(max_context))]
-            windows = table.windows.take(rows, axis=0)[:, : self._decoding_windows]
-            arrays += blocks, windows, table.window_bases[rows]
-        if other_rows:
-            arrays += np.arange(len(rows)), plan.counts, rows, table.decoder_starts[rows]
-        tensors = self._transfer.to_device(arrays)
-        if other_tables:
-            self._tables, self._version = tensors[count : count + 3], table.version
-        if other_rows:
-            self._fixed, self._rows = tensors[count + 3 :], rows
+        tensors = self._with_kept(arrays, plan, max_context)
         block_tables, window_tables, window_bases = self._tables
         numbers, counts, states, starts = self._fixed
         if ahead is None:
-            token_ids, history = tensors[groups : groups + 2]
+            token_ids, history = tensors[groups:]
         else:
             token_ids, history = ahead.token_ids, _shifted(ahead.batch.token_ids, ahead.batch.history)
         return Batch(
@@ -162,6 +149,24 @@ class BatchBuilder:
             groups=self._named(tensors[2:groups]),
             max_context=max_context,
         )
+
+    def _with_kept(self, arrays: list[Integers], plan: Plan, max_context: int) -> list[Tensor]:
+        """Copy `arrays` and, in the same copy, what is kept on the device and has changed since the last step."""
+        table, rows, count = self._table, plan.rows, len(arrays)
+        other_rows = rows is not self._rows
+        other_tables = other_rows or table.version != self._version
+        if other_tables:
+            blocks = table.blocks[rows, : max(1, blocks_for(max_context))]
+            windows = table.windows.take(rows, axis=0)[:, : self._decoding_windows]
+            arrays += blocks, windows, table.window_bases[rows]
+        if other_rows:
+            arrays += np.arange(len(rows)), plan.counts, rows, table.decoder_starts[rows]
+        tensors = self._transfer.to_device(arrays)
+        if other_tables:
+            self._tables, self._version = tensors[count : count + 3], table.version
+        if other_rows:
+            self._fixed, self._rows = tensors[count + 3 :], rows
+        return tensors[:count]
 
     def _named(self, tensors: list[Tensor]) -> dict[int, Groups]:
         return {ratio: Groups(*tensors[2 * i : 2 * i + 2]) for i, ratio in enumerate(self._ratios)}
