@@ -1,0 +1,241 @@
+"""Products with FP8 and FP4 weights: y = x W^T, the weights unpacked to bfloat16 in registers, summed in float32.
+
+Rows of the weight stand where a matrix unit has its many rows, tokens where it has its few columns: a step of few tokens
+then wastes little.  Few tokens leave too few programs to read the weight at full speed, so the sum over columns is cut
+into parts (a number that depends on the weight's shape alone), which a second kernel adds in order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer_kernels_cuda.kernels.packing import CHUNK, PackedWeight, unpack_fp4, unpack_fp8
+from deepinfer_kernels_cuda.kernels.rounding import fp8_round, round_bfloat16
+from deepinfer_kernels_cuda.kernels.variants import OPERAND, Variant
+
+ROW_TILE = 128
+"""Rows of a weight that one program multiplies; matrices are padded to it."""
+FEW_TOKENS = 64
+"""Up to here the sum is cut into parts."""
+PROGRAMS = 264
+"""Programs that read a weight at once where there are few tokens: two for each multiprocessor of an H200."""
+SUM_BLOCK = 1024
+
+
+@triton.jit
+def _add(acc, w, x):
+    """Acc [rows, tokens] + w [rows, 32] x^T, x bfloat16 [tokens, 32]."""
+    return tl.dot(w.to(OPERAND), tl.trans(x.to(OPERAND)), acc)
+
+
+@triton.jit
+def multiply_step(acc, words, factors, x, FP4: tl.constexpr):
+    """Add one step of 128 columns to acc [rows, tokens].
+
+    words, factors, x are pointers of [rows, 32] words, [rows] factors (four bytes each) and [tokens, 32] inputs.
+    """
+    f = tl.load(factors)
+    if FP4:
+        w0, w1, w2, w3 = unpack_fp4(tl.load(words), f)
+    else:
+        w0, w1 = unpack_fp8(tl.load(words), f, 0)
+        w2, w3 = unpack_fp8(tl.load(words + 2048), f, 1)
+    acc = _add(acc, w0, tl.load(x))
+    acc = _add(acc, w1, tl.load(x + 32))
+    acc = _add(acc, w2, tl.load(x + 64))
+    return _add(acc, w3, tl.load(x + 96))
+
+
+@triton.jit
+def weight_pointers(words, factors, chunk, steps, ROWS: tl.constexpr, FP4: tl.constexpr):
+    """Pointers of the first step of ROWS rows from chunk `chunk` on: words [ROWS, 32] and factors [ROWS]."""
+    tile: tl.constexpr = 2048 if FP4 else 4096
+    row = tl.arange(0, ROWS)
+    at = (chunk + row // 64).to(tl.int64) * steps
+    w = words + (at * tile + row % 64 * 32)[:, None] + tl.arange(0, 32)[None, :]
+    return w, factors + at * 64 + row % 64
+
+
+@triton.jit
+def _linear(
+    x,
+    words,
+    factors,
+    out,
+    tokens,
+    x_stride,
+    steps,
+    part_steps,
+    group_chunks,
+    rows,
+    out_stride,
+    FP4: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    chunk = tl.program_id(0) * (ROWS // 64)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    part = tl.program_id(2)
+    group = chunk // group_chunks
+    first = part * part_steps
+    count = tl.minimum(steps - first, part_steps)
+    tile: tl.constexpr = 2048 if FP4 else 4096
+    w, f = weight_pointers(words, factors, chunk, steps, ROWS, FP4)
+    w += first * tile
+    f += first * 64
+    known = tl.minimum(token, tokens - 1).to(tl.int64)
+    inputs = x + (known * x_stride)[:, None] + (group * steps + first) * 128 + tl.arange(0, 32)[None, :]
+    acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    for _ in range(count):
+        acc = multiply_step(acc, w, f, inputs, FP4)
+        w += tile
+        f += 64
+        inputs += 128
+    row = (chunk - group * group_chunks) * 64 + tl.arange(0, ROWS)
+    place = (part * tokens + token).to(tl.int64)[None, :] * out_stride + (group * rows + row)[:, None]
+    kept = (row < rows)[:, None] & (token < tokens)[None, :]
+    if out.dtype.element_ty == tl.bfloat16:
+        acc = round_bfloat16(acc)
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _sum_parts(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(parts + at, mask=at < size, other=0.0)
+    for part in range(1, PARTS):
+        total += tl.load(parts + part * size.to(tl.int64) + at, mask=at < size, other=0.0)
+    if out.dtype.element_ty == tl.bfloat16:
+        total = round_bfloat16(total)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def swiglu(gate, up, limit):
+    """Silu(min(gate, limit)) * clamp(up, -limit, limit), float32."""
+    gate = tl.minimum(gate, limit)
+    return gate / (1.0 + tl.exp(-gate)) * tl.minimum(tl.maximum(up, -limit), limit)
+
+
+@triton.jit
+def _activate(parts, out, tokens, width, limit, PARTS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum the parts [PARTS, tokens, 2 width] of gate and up, activate, round to bfloat16 and FP8 -> [tokens, width]."""
+    token = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    kept = column < width
+    gate = tl.zeros((BLOCK,), tl.float32)
+    up = tl.zeros((BLOCK,), tl.float32)
+    for part in range(PARTS):
+        at = parts + (part * tokens + token).to(tl.int64) * 2 * width + column
+        gate += tl.load(at, mask=kept, other=0.0)
+        up += tl.load(at + width, mask=kept, other=0.0)
+    value = round_bfloat16(swiglu(gate, up, limit))
+    if GROUP:
+        value = tl.reshape(fp8_round(tl.reshape(value, (1, BLOCK)), GROUP), (BLOCK,))
+    tl.store(out + token.to(tl.int64) * width + column, value.to(out.dtype.element_ty), mask=kept)
+
+
+_SIZES = ("tokens", "x_stride", "steps", "part_steps", "group_chunks", "rows", "out_stride")
+
+
+def _linear_variant(tokens: int, out: str, *, fp4: bool) -> Variant:
+    types = {"x": "*bf16", "words": "*i16", "factors": "*i32", "out": f"*{out}", **dict.fromkeys(_SIZES, "i32")}
+    return Variant(
+        name=f"linear {'fp4' if fp4 else 'fp8'} {tokens} tokens {out}",
+        kernel=_linear,
+        types=types,
+        constants={"FP4": fp4, "ROWS": ROW_TILE if tokens > FEW_TOKENS else CHUNK, "TOKENS": tokens},
+        warps=8 if tokens > FEW_TOKENS else 4,
+        stages=3,
+        unaligned=("tokens", "steps", "part_steps", "group_chunks"),
+    )
+
+
+TOKEN_TILES = (16, 32, 64, 128)
+PARTS = (1, 2, 4, 8)
+LINEAR = {
+    (tokens, out, fp4): _linear_variant(tokens, out, fp4=fp4)
+    for tokens in TOKEN_TILES
+    for out in ("bf16", "fp32")
+    for fp4 in (False, True)
+}
+"""By tokens of a tile, type of the result and kind of weight."""
+SUM_PARTS = {
+    (parts, out): Variant(
+        name=f"sum_parts {parts} {out}",
+        kernel=_sum_parts,
+        types={"parts": "*fp32", "out": f"*{out}", "size": "i32"},
+        constants={"PARTS": parts, "BLOCK": SUM_BLOCK},
+    )
+    for parts in PARTS[1:]
+    for out in ("bf16", "fp32")
+}
+ACTIVATE = {
+    (parts, group): Variant(
+        name=f"activate {parts} parts group {group}",
+        kernel=_activate,
+        types={"parts": "*fp32", "out": "*bf16", "tokens": "i32", "width": "i32", "limit": "fp32"},
+        constants={"PARTS": parts, "GROUP": group, "BLOCK": SUM_BLOCK},
+        unaligned=("tokens",),
+    )
+    for parts in PARTS
+    for group in (0, 32, 64, 128)
+}
+VARIANTS = (*LINEAR.values(), *SUM_PARTS.values(), *ACTIVATE.values())
+
+
+def token_tile(tokens: int) -> int:
+    """Tokens that one program takes when there are `tokens`."""
+    return next((tile for tile in TOKEN_TILES if tokens <= tile), TOKEN_TILES[-1])
+
+
+def parts_of(weight: PackedWeight, tokens: int) -> int:
+    """Into how many parts the sum over columns is cut."""
+    if tokens > FEW_TOKENS:
+        return 1
+    wanted = PROGRAMS / weight.chunks
+    return max(parts for parts in PARTS if parts <= max(1.0, wanted) and parts <= max(1, weight.steps // 4))
+
+
+def products(x: Tensor, weight: PackedWeight, *, groups: int = 1) -> Tensor:
+    """Return the parts [parts, T, groups * rows] float32 of x [T, groups * steps * 128] times the weight's matrix."""
+    parts = parts_of(weight, x.shape[0])
+    out = torch.empty((parts, x.shape[0], groups * weight.rows), dtype=torch.float32, device=x.device)
+    _launch(x, weight, out, groups, parts)
+    return out
+
+
+def linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, *, groups: int = 1) -> Tensor:
+    """Return x [T, groups * steps * 128] (bfloat16) times each group's rows of the weight -> [T, groups * rows]."""
+    if parts_of(weight, x.shape[0]) == 1:
+        out = torch.empty((x.shape[0], groups * weight.rows), dtype=dtype, device=x.device)
+        _launch(x, weight, out, groups, 1)
+        return out
+    parts = products(x, weight, groups=groups)
+    out = torch.empty(parts.shape[1:], dtype=dtype, device=x.device)
+    variant = SUM_PARTS[parts.shape[0], "bf16" if dtype == torch.bfloat16 else "fp32"]
+    variant.launch((-(-out.numel() // SUM_BLOCK),), parts, out, out.numel())
+    return out
+
+
+def activate(parts: Tensor, limit: float, group: int) -> Tensor:
+    """Return the input of w2, bfloat16 [T, width], from the parts [parts, T, 2 width] of gate and up."""
+    tokens, width = parts.shape[1], parts.shape[2] // 2
+    out = torch.empty((tokens, width), dtype=torch.bfloat16, device=parts.device)
+    grid = (tokens, -(-width // SUM_BLOCK))
+    ACTIVATE[parts.shape[0], group].launch(grid, parts, out, tokens, width, limit)
+    return out
+
+
+def _launch(x: Tensor, weight: PackedWeight, out: Tensor, groups: int, parts: int) -> None:
+    tokens = x.shape[0]
+    variant = LINEAR[token_tile(tokens), "bf16" if out.dtype == torch.bfloat16 else "fp32", weight.fp4]
+    grid = (
+        weight.chunks * CHUNK // variant.constants["ROWS"],
+        -(-tokens // variant.constants["TOKENS"]),
+        parts,
+    )
+    factors = weight.factors.view(torch.int32)
+    sizes = (tokens, x.stride(0), weight.steps, -(-weight.steps // parts), weight.chunks // groups, weight.rows)
+    variant.launch(grid, x, weight.words, factors, out, *sizes, out.shape[-1])
