@@ -41,7 +41,7 @@ class ExpertKernels(KernelOps, Ops):
         downs = [expert.w2 for expert in experts]
         if not (self.kernels_take(alike) and self.kernels_take(downs)):
             return None
-        if len(experts) > 1 and not (first.is_fp4 and downs[0].is_fp4 and len(experts) < BINS[-1]):
+        if len(experts) > 1 and not (first.is_fp4 and downs[0].is_fp4 and len(experts) < BINS):
             return None
         width, hidden = first.data.shape[0], downs[0].data.shape[0]
         padded = -(-width // ROW_TILE) * ROW_TILE

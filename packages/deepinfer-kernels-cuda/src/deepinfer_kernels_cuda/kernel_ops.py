@@ -12,12 +12,13 @@ from deepinfer.accelerator.ops.projection import PackedLinear
 from deepinfer.accelerator.ops.settings import OpsSettings
 from deepinfer.accelerator.parameters import StoredWeight
 from deepinfer_kernels_cuda.kernels.packing import PackedWeight
+from deepinfer_kernels_cuda.kernels.rounding import GROUPS
 from deepinfer_kernels_cuda.kernels.variants import INTERPRETED
 
 
 @dataclass(frozen=True)
 class KernelLinear(PackedLinear):
-    """A weight as the kernels read it: quantised (`packed`), or bfloat16 [out, in] for the vendor's library (`plain`)."""
+    """A weight as the device multiplies it: quantised (`packed`), or bfloat16 [out, in] for cuBLAS (`plain`)."""
 
     packed: PackedWeight | None = None
     plain: torch.Tensor | None = None
@@ -41,7 +42,7 @@ class KernelOps(OpsSettings):
         return (
             self.no_kernels is None
             and first.scale is not None
-            and first.block in (32, 64, 128)
+            and first.block in GROUPS[1:]
             and columns(first) % 32 == 0
             and all(
                 weight.scale is not None

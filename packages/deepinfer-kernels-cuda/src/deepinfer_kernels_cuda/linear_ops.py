@@ -36,10 +36,9 @@ class LinearKernels(KernelOps, Ops):
 
     def _packed(self, weights: list[StoredWeight], groups: int, *, round_inputs: bool) -> KernelLinear | None:
         """Return the weights one below the other as kernels take them, or None where they do not."""
-        if self.no_kernels is None and self.device.type == "cuda" and groups == 1:
-            if all(weight.data.dtype == torch.bfloat16 for weight in weights):
-                plain = torch.cat([self.tensor(weight.data) for weight in weights])
-                return KernelLinear(None, (), 0, plain=plain)
+        by_library = self.no_kernels is None and self.device.type == "cuda" and groups == 1
+        if by_library and all(weight.data.dtype == torch.bfloat16 for weight in weights):
+            return KernelLinear(None, (), 0, plain=torch.cat([self.tensor(weight.data) for weight in weights]))
         if not self.kernels_take(weights):
             return None
         rows = sum(weight.data.shape[0] for weight in weights)

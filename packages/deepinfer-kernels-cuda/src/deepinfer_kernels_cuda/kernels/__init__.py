@@ -1,4 +1,9 @@
-"""The Triton kernels of the wheel, one module for each family; which op launches which is decided by the `*_ops` modules.
+"""The Triton kernels of the wheel, one module for each family; which op launches which is up to the `*_ops` modules.
 
 Every kernel is listed as a `Variant` (`variants.py`): what is compiled ahead of time is what is launched.
 """
+
+from deepinfer_kernels_cuda.kernels import experts, mixing, products, rounding
+
+ALL_VARIANTS = (*rounding.VARIANTS, *products.VARIANTS, *experts.VARIANTS, *mixing.VARIANTS)
+"""All that this wheel compiles."""

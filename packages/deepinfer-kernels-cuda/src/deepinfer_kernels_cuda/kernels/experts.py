@@ -16,16 +16,15 @@ from deepinfer_kernels_cuda.kernels.products import ROW_TILE, multiply_step, swi
 from deepinfer_kernels_cuda.kernels.rounding import fp8_round, round_bfloat16
 from deepinfer_kernels_cuda.kernels.variants import Variant
 
-COUNT_BLOCK = 2048
+COUNT_BLOCKS = (128, 2048, 4096)
+"""Picks that a program of the schedule looks at at once: few, those of a decode step, or of a prefill chunk."""
 SUM_BLOCK = 1024
-BINS = (16, 64, 256, 512)
-"""Room for so many experts and one more, which takes what is elsewhere."""
+BINS = 512
+"""Room for so many experts less one, which takes what is elsewhere."""
 
 
 @triton.jit
-def _schedule(
-    picks, order, tiles, total, pairs, room, experts, BINS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr
-):
+def _schedule(picks, order, tiles, total, pairs, room, experts, size, BINS: tl.constexpr, BLOCK: tl.constexpr):
     """One program an expert: list its pairs (row, pick) in order, and its tiles as (expert, start, count)."""
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
@@ -35,7 +34,7 @@ def _schedule(
         pick = tl.load(picks + at, mask=at < pairs, other=-1).to(tl.int32)
         counts += tl.histogram(tl.where(pick < 0, experts, pick), BINS)
     counts = tl.where(bins < experts, counts, 0)
-    tile_counts = (counts + TOKENS - 1) // TOKENS
+    tile_counts = (counts + size - 1) // size
     start = tl.sum(tl.where(bins < expert, counts, 0))
     count = tl.sum(tl.where(bins == expert, counts, 0))
     tile = tl.sum(tl.where(bins < expert, tile_counts, 0))
@@ -47,11 +46,11 @@ def _schedule(
         mine = (tl.load(picks + at, mask=at < pairs, other=-1).to(tl.int32) == expert).to(tl.int32)
         tl.store(order + seen + tl.cumsum(mine, 0) - 1, at, mask=mine != 0)
         seen += tl.sum(mine)
-    for first in range(0, count, TOKENS):
-        entry = tiles + tile + first // TOKENS
+    for first in range(0, count, size):
+        entry = tiles + tile + first // size
         tl.store(entry, expert)
         tl.store(entry + room, start + first)
-        tl.store(entry + 2 * room, tl.minimum(count - first, TOKENS))
+        tl.store(entry + 2 * room, tl.minimum(count - first, size))
 
 
 @triton.jit
@@ -162,45 +161,43 @@ TOKEN_TILES = (16, 32, 64, 128)
 _TILES = {"order": "*i32", "tiles": "*i32", "total": "*i32", "room": "i32"}
 
 SCHEDULE = {
-    (bins, tokens): Variant(
-        name=f"schedule {bins} experts {tokens} tokens",
+    block: Variant(
+        name=f"schedule block {block}",
         kernel=_schedule,
-        types={"picks": "*i64", **_TILES, "pairs": "i32", "room": "i32", "experts": "i32"}
-        | {"order": "*i32", "tiles": "*i32", "total": "*i32"},
-        constants={"BINS": bins, "TOKENS": tokens, "BLOCK": COUNT_BLOCK},
+        types={"picks": "*i64", "order": "*i32", "tiles": "*i32", "total": "*i32"}
+        | dict.fromkeys(("pairs", "room", "experts", "size"), "i32"),
+        constants={"BINS": BINS, "BLOCK": block},
+        warps=8 if block == COUNT_BLOCKS[-1] else 4,
         unaligned=("pairs", "room", "experts"),
     )
-    for bins in BINS
-    for tokens in TOKEN_TILES
+    for block in COUNT_BLOCKS
 }
 GATE_UP = {
-    (tokens, group, fp4): Variant(
-        name=f"gate_up {'fp4' if fp4 else 'fp8'} {tokens} tokens group {group}",
+    (tokens, group): Variant(
+        name=f"gate_up fp4 {tokens} tokens group {group}",
         kernel=_gate_up,
         types={"x": "*bf16", "words": "*i16", "factors": "*i32", "shares": "*fp32", "hidden": "*bf16", **_TILES}
         | {"top_k": "i32", "x_stride": "i32", "steps": "i32", "chunks": "i32", "limit": "fp32"},
-        constants={"FP4": fp4, "ROWS": CHUNK, "TOKENS": tokens, "GROUP": group},
-        warps=4,
+        constants={"FP4": True, "ROWS": ROW_TILE if tokens > 64 else CHUNK, "TOKENS": tokens, "GROUP": group},
+        warps=8 if tokens > 64 else 4,
         stages=3,
         unaligned=("room", "top_k", "steps", "chunks"),
     )
     for tokens in TOKEN_TILES
     for group in (0, 32)
-    for fp4 in (True,)
 }
 DOWN = {
-    (tokens, fp4): Variant(
-        name=f"down {'fp4' if fp4 else 'fp8'} {tokens} tokens",
+    tokens: Variant(
+        name=f"down fp4 {tokens} tokens",
         kernel=_down,
         types={"hidden": "*bf16", "words": "*i16", "factors": "*i32", "out": "*fp32", **_TILES}
         | {"steps": "i32", "chunks": "i32", "rows": "i32"},
-        constants={"FP4": fp4, "ROWS": ROW_TILE, "TOKENS": tokens},
+        constants={"FP4": True, "ROWS": ROW_TILE, "TOKENS": tokens},
         warps=8 if tokens > 64 else 4,
         stages=3,
         unaligned=("room", "steps", "chunks"),
     )
     for tokens in TOKEN_TILES
-    for fp4 in (True,)
 }
 SUM_PICKS = Variant(
     name="sum_picks",
@@ -234,8 +231,8 @@ def schedule(picks: Tensor, experts: int) -> Schedule:
     order = torch.empty(pairs, dtype=torch.int32, device=picks.device)
     tiles = torch.empty((3, room), dtype=torch.int32, device=picks.device)
     total = torch.empty(1, dtype=torch.int32, device=picks.device)
-    bins = next(room_for for room_for in BINS if experts < room_for)
-    SCHEDULE[bins, tokens].launch((experts,), picks, order, tiles, total, pairs, room, experts)
+    block = next((block for block in COUNT_BLOCKS if pairs <= block), COUNT_BLOCKS[-1])
+    SCHEDULE[block].launch((experts,), picks, order, tiles, total, pairs, room, experts, tokens)
     return Schedule(order, tiles, total, tokens)
 
 
@@ -243,7 +240,7 @@ def gate_up(x: Tensor, shares: Tensor, weight: PackedWeight, plan: Schedule, lim
     """Return the input of w2, bfloat16 [pairs in the order of the schedule, width]; x [T, columns], shares [T, k]."""
     width = weight.chunks * CHUNK // 2
     hidden = torch.empty((shares.numel(), width), dtype=torch.bfloat16, device=x.device)
-    variant = GATE_UP[plan.tokens, group, weight.fp4]
+    variant = GATE_UP[plan.tokens, group]
     room = plan.tiles.shape[1]
     operands = (x, weight.words, weight.factors.view(torch.int32), shares, hidden, plan.order, plan.tiles, plan.total)
     sizes = (room, shares.shape[1], x.stride(0), weight.steps, weight.chunks)
@@ -258,12 +255,12 @@ def down(hidden: Tensor, picks: Tensor, weight: PackedWeight, plan: Schedule) ->
     room = plan.tiles.shape[1]
     operands = (hidden, weight.words, weight.factors.view(torch.int32), parts, plan.order, plan.tiles, plan.total)
     grid = (weight.chunks * CHUNK // ROW_TILE, room)
-    DOWN[plan.tokens, weight.fp4].launch(grid, *operands, room, weight.steps, weight.chunks, weight.rows)
+    DOWN[plan.tokens].launch(grid, *operands, room, weight.steps, weight.chunks, weight.rows)
     grid = (picks.shape[0], -(-weight.rows // SUM_BLOCK))
     SUM_PICKS.launch(grid, parts, picks, out, picks.shape[1], weight.rows)
     return out
 
 
 def _tile(mean: float) -> int:
-    """Tokens of a tile where an expert has `mean` rows: about half of the tiles' room is then used."""
-    return next((tile for tile in TOKEN_TILES if mean <= tile / 2), TOKEN_TILES[-1])
+    """Tokens of a tile where an expert has `mean` rows: the fastest of those measured on an H200."""
+    return next((tile for tile, most in ((16, 8), (32, 24), (64, 256)) if mean <= most), TOKEN_TILES[-1])

@@ -1,7 +1,7 @@
 """Hyper-connections: the mixing with its Sinkhorn iterations, the normed input that is read, and what is written back.
 
 Two launches before a sub-layer and one after it.  The mixing's logits are sums over all streams of a row; they are cut
-into parts of `PART_COLUMNS` columns, added in order.  float32 parameters are multiplied as three bfloat16 numbers that add
+into at most 32 parts, added in order.  float32 parameters are multiplied as three bfloat16 numbers that add
 up to them, which is exact.
 """
 
@@ -15,14 +15,15 @@ from deepinfer_kernels_cuda.kernels.variants import IN_PYTHON, OPERAND, Variant
 
 STREAMS = 4
 LOGITS = 2 * STREAMS + STREAMS * STREAMS
-PART_COLUMNS = 1024
+MOST_PARTS = 32
+COLUMN_BLOCK = 128
 PART_WIDTH = 32
 """Numbers that a part keeps of a row: the logits and, last, the sum of squares."""
 OUT_BLOCK = 1024
 
 
 @triton.jit
-def _logits(streams, fn, parts, tokens, width, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _logits(streams, fn, parts, tokens, width, columns, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     """Parts [parts, tokens, 32] of fn [24, width] times rows of streams [tokens, width], and of the sums of squares."""
     part = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -30,8 +31,8 @@ def _logits(streams, fn, parts, tokens, width, TOKENS: tl.constexpr, COLUMNS: tl
     logit = tl.arange(0, 32)
     acc = tl.zeros((TOKENS, 32), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
-    for first in range(0, COLUMNS, BLOCK):
-        column = part * COLUMNS + first + tl.arange(0, BLOCK)
+    for first in range(0, columns, BLOCK):
+        column = part * columns + first + tl.arange(0, BLOCK)
         inside = column < width
         s = tl.load(streams + known[:, None] * width + column[None, :], mask=inside[None, :], other=0.0)
         kept = (logit < 24)[:, None] & inside[None, :]
@@ -56,21 +57,27 @@ def _logits(streams, fn, parts, tokens, width, TOKENS: tl.constexpr, COLUMNS: tl
 
 @triton.jit
 def _sum_of(parts, count, stride, place, SHAPE: tl.constexpr):
-    """Sum over the parts of a row of the numbers at `place` [4, 4] or [4], as SHAPE [32, 4, 4] or [32, 4] lists them."""
+    """Sum over a row's parts of the numbers at `place` [4, 4] or [4]; SHAPE is [32, 4, 4] or [32, 4]."""
     part = tl.reshape(tl.arange(0, 32), (32, 1, 1)) if len(SHAPE) == 3 else tl.reshape(tl.arange(0, 32), (32, 1))
     at = tl.broadcast_to(part * stride + place[None], SHAPE)
     return tl.sum(tl.load(parts + at, mask=part < count, other=0.0), 0)
 
 
 @triton.jit
+def _pick(vector, place: tl.constexpr):
+    """Element `place` of a vector of 4."""
+    return tl.sum(tl.where(tl.arange(0, 4) == place, vector, 0.0), 0)
+
+
+@triton.jit
 def _sinkhorn(logits, iterations, eps):
     """Doubly normalise softmax(logits [4, 4]) + eps: columns first, then rows and columns in turn."""
     high = tl.exp(logits - tl.max(logits, 1)[:, None])
-    comb = high / tl.sum(high, 1)[:, None] + eps
-    comb = comb / (tl.sum(comb, 0)[None, :] + eps)
+    comb = high * (1.0 / tl.sum(high, 1))[:, None] + eps
+    comb = comb * (1.0 / (tl.sum(comb, 0) + eps))[None, :]
     for _ in range(iterations - 1):
-        comb = comb / (tl.sum(comb, 1)[:, None] + eps)
-        comb = comb / (tl.sum(comb, 0)[None, :] + eps)
+        comb = comb * (1.0 / (tl.sum(comb, 1) + eps))[:, None]
+        comb = comb * (1.0 / (tl.sum(comb, 0) + eps))[None, :]
     return comb
 
 
@@ -97,6 +104,12 @@ def _mix_in(
 ):
     """One row: its mixing from the parts, and x = rms(sum_k a_k S_k; norm), a = incoming or, with OWN, its own pre."""
     token = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    kept = column < hidden
+    at = streams + token.to(tl.int64) * 4 * hidden + column
+    s0, s1 = tl.load(at, mask=kept, other=0.0), tl.load(at + hidden, mask=kept, other=0.0)
+    s2, s3 = tl.load(at + 2 * hidden, mask=kept, other=0.0), tl.load(at + 3 * hidden, mask=kept, other=0.0)
+    given = incoming + token * 4
     four = tl.arange(0, 4)
     square = four[:, None] * 4 + four[None, :]
     row = parts + token * 32
@@ -110,13 +123,10 @@ def _mix_in(
     tl.store(pre + token * 4 + four, gate)
     tl.store(post + token * 4 + four, 2.0 / (1.0 + tl.exp(-back)))
     tl.store(comb + token * 16 + square, _sinkhorn(logits + tl.load(base + 8 + square), iterations, eps))
-    column = tl.arange(0, BLOCK)
-    kept = column < hidden
-    total = tl.zeros((BLOCK,), tl.float32)
-    for k in tl.static_range(4):
-        weight = tl.sum(tl.where(four == k, gate, 0.0), 0) if OWN else tl.load(incoming + token * 4 + k)
-        at = streams + (token.to(tl.int64) * 4 + k) * hidden + column
-        total += weight * tl.load(at, mask=kept, other=0.0).to(tl.float32)
+    w0, w1, w2, w3 = _pick(gate, 0), _pick(gate, 1), _pick(gate, 2), _pick(gate, 3)
+    if not OWN:
+        w0, w1, w2, w3 = tl.load(given), tl.load(given + 1), tl.load(given + 2), tl.load(given + 3)
+    total = w0 * s0.to(tl.float32) + w1 * s1.to(tl.float32) + w2 * s2.to(tl.float32) + w3 * s3.to(tl.float32)
     value = round_bfloat16(total)
     scaled = value * (1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / hidden + norm_eps))
     out = round_bfloat16(scaled * tl.load(norm + column, mask=kept, other=0.0))
@@ -148,8 +158,9 @@ LOGIT_PARTS = {
     tokens: Variant(
         name=f"mix_logits {tokens} tokens",
         kernel=_logits,
-        types={"streams": "*bf16", "fn": "*fp32", "parts": "*fp32", "tokens": "i32", "width": "i32"},
-        constants={"TOKENS": tokens, "COLUMNS": PART_COLUMNS, "BLOCK": 64},
+        types={"streams": "*bf16", "fn": "*fp32", "parts": "*fp32", "tokens": "i32", "width": "i32"}
+        | {"columns": "i32"},
+        constants={"TOKENS": tokens, "BLOCK": COLUMN_BLOCK},
         warps=4,
         stages=3,
         unaligned=("tokens",),
@@ -188,10 +199,11 @@ VARIANTS = (*LOGIT_PARTS.values(), *MIX_IN.values(), MIX_OUT)
 def logit_parts(streams: Tensor, fn: Tensor) -> Tensor:
     """Return float32 [parts, T, 32] of streams [T, 4, D] (bfloat16) and fn [24, 4 D]: see the kernel."""
     tokens, width = streams.shape[0], fn.shape[1]
-    count = -(-width // PART_COLUMNS)
+    columns = -(-width // (MOST_PARTS * COLUMN_BLOCK)) * COLUMN_BLOCK
+    count = -(-width // columns)
     parts = torch.empty((count, tokens, PART_WIDTH), dtype=torch.float32, device=streams.device)
     tile = TILES[0] if tokens <= 512 else TILES[1]
-    LOGIT_PARTS[tile].launch((-(-tokens // tile), count), streams, fn, parts, tokens, width)
+    LOGIT_PARTS[tile].launch((-(-tokens // tile), count), streams, fn, parts, tokens, width, columns)
     return parts
 
 

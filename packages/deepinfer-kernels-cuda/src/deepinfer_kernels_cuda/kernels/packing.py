@@ -2,8 +2,8 @@
 
 The kernels that read them are `products.py`'s and `experts.py`'s; `unpack_fp4` and `unpack_fp8` are the inverse.
 
-A weight [out, in] is cut into chunks of 64 rows and steps of 128 columns.  A chunk's steps follow one another, so that a
-program reads memory from front to back.  Within a step a 16-bit word holds four E2M1 numbers (columns j, 32 + j,
+A weight [out, in] is cut into chunks of 64 rows and steps of 128 columns.  A chunk's steps follow one another, so that
+a program reads memory from front to back.  Within a step a 16-bit word holds four E2M1 numbers (columns j, 32 + j,
 64 + j, 96 + j) or two E4M3 numbers (columns j, 32 + j of half a step): unpacking a tile of words then gives whole tiles
 of 32 columns, each with one scale a row, in the layout that matrix units read words in.
 

@@ -1,8 +1,9 @@
 """Products with FP8 and FP4 weights: y = x W^T, the weights unpacked to bfloat16 in registers, summed in float32.
 
-Rows of the weight stand where a matrix unit has its many rows, tokens where it has its few columns: a step of few tokens
-then wastes little.  Few tokens leave too few programs to read the weight at full speed, so the sum over columns is cut
-into parts (a number that depends on the weight's shape alone), which a second kernel adds in order.
+Rows of the weight stand where a matrix unit has its many rows, tokens where it has its few columns: a step of few
+tokens then wastes little.  Few tokens leave too few programs to read the weight at full speed, so the sum over columns
+is cut into parts, which a second kernel adds in order.  Many tokens are cuBLAS's work, on the weight unpacked to
+bfloat16.
 """
 
 import torch
@@ -10,16 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer_kernels_cuda.kernels.packing import CHUNK, PackedWeight, unpack_fp4, unpack_fp8
-from deepinfer_kernels_cuda.kernels.rounding import fp8_round, round_bfloat16
+from deepinfer_kernels_cuda.kernels.packing import CHUNK, STEP, PackedWeight, unpack_fp4, unpack_fp8
+from deepinfer_kernels_cuda.kernels.rounding import GROUPS, fp8_round, round_bfloat16
 from deepinfer_kernels_cuda.kernels.variants import OPERAND, Variant
 
 ROW_TILE = 128
-"""Rows of a weight that one program multiplies; matrices are padded to it."""
-FEW_TOKENS = 64
-"""Up to here the sum is cut into parts."""
-PROGRAMS = 264
-"""Programs that read a weight at once where there are few tokens: two for each multiprocessor of an H200."""
+"""Matrices are padded to so many rows, the most that one program multiplies."""
+FEW_TOKENS, SOME_TOKENS = 64, 512
+"""Up to FEW_TOKENS the sum is cut into parts by the weight's shape alone, up to SOME_TOKENS by both shapes."""
+PROGRAMS = 6 * 132
+"""Programs that keep an H200 reading: six for each multiprocessor."""
+MANY_TOKENS = 1024
+"""From here on unpacking the weight costs little beside its product, which is cuBLAS's then."""
 SUM_BLOCK = 1024
 
 
@@ -101,10 +104,10 @@ def _linear(
 
 
 @triton.jit
-def _sum_parts(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_parts(parts, out, size, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(parts + at, mask=at < size, other=0.0)
-    for part in range(1, PARTS):
+    for part in range(1, count):
         total += tl.load(parts + part * size.to(tl.int64) + at, mask=at < size, other=0.0)
     if out.dtype.element_ty == tl.bfloat16:
         total = round_bfloat16(total)
@@ -119,14 +122,14 @@ def swiglu(gate, up, limit):
 
 
 @triton.jit
-def _activate(parts, out, tokens, width, limit, PARTS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum the parts [PARTS, tokens, 2 width] of gate and up, activate, round to bfloat16 and FP8 -> [tokens, width]."""
+def _activate(parts, out, tokens, width, count, limit, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum the parts [count, tokens, 2 width] of gate and up, activate, round to bfloat16 and FP8 -> [tokens, width]."""
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = column < width
     gate = tl.zeros((BLOCK,), tl.float32)
     up = tl.zeros((BLOCK,), tl.float32)
-    for part in range(PARTS):
+    for part in range(count):
         at = parts + (part * tokens + token).to(tl.int64) * 2 * width + column
         gate += tl.load(at, mask=kept, other=0.0)
         up += tl.load(at + width, mask=kept, other=0.0)
@@ -134,6 +137,26 @@ def _activate(parts, out, tokens, width, limit, PARTS: tl.constexpr, GROUP: tl.c
     if GROUP:
         value = tl.reshape(fp8_round(tl.reshape(value, (1, BLOCK)), GROUP), (BLOCK,))
     tl.store(out + token.to(tl.int64) * width + column, value.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _unpack(words, factors, out, steps, FP4: tl.constexpr):
+    """One step of one chunk as bfloat16: out [chunks * 64, steps * 128]."""
+    chunk, step = tl.program_id(0), tl.program_id(1)
+    tile: tl.constexpr = 2048 if FP4 else 4096
+    w, f = weight_pointers(words, factors, chunk, steps, 64, FP4)
+    factor = tl.load(f + step * 64)
+    if FP4:
+        w0, w1, w2, w3 = unpack_fp4(tl.load(w + step * tile), factor)
+    else:
+        w0, w1 = unpack_fp8(tl.load(w + step * tile), factor, 0)
+        w2, w3 = unpack_fp8(tl.load(w + step * tile + 2048), factor, 1)
+    row = (chunk * 64 + tl.arange(0, 64)).to(tl.int64)
+    at = out + (row * steps * 128)[:, None] + step * 128 + tl.arange(0, 32)[None, :]
+    tl.store(at, w0.to(tl.bfloat16))
+    tl.store(at + 32, w1.to(tl.bfloat16))
+    tl.store(at + 64, w2.to(tl.bfloat16))
+    tl.store(at + 96, w3.to(tl.bfloat16))
 
 
 _SIZES = ("tokens", "x_stride", "steps", "part_steps", "group_chunks", "rows", "out_stride")
@@ -153,7 +176,7 @@ def _linear_variant(tokens: int, out: str, *, fp4: bool) -> Variant:
 
 
 TOKEN_TILES = (16, 32, 64, 128)
-PARTS = (1, 2, 4, 8)
+PARTS = (1, 2, 4, 8, 16)
 LINEAR = {
     (tokens, out, fp4): _linear_variant(tokens, out, fp4=fp4)
     for tokens in TOKEN_TILES
@@ -162,44 +185,57 @@ LINEAR = {
 }
 """By tokens of a tile, type of the result and kind of weight."""
 SUM_PARTS = {
-    (parts, out): Variant(
-        name=f"sum_parts {parts} {out}",
+    out: Variant(
+        name=f"sum_parts {out}",
         kernel=_sum_parts,
-        types={"parts": "*fp32", "out": f"*{out}", "size": "i32"},
-        constants={"PARTS": parts, "BLOCK": SUM_BLOCK},
+        types={"parts": "*fp32", "out": f"*{out}", "size": "i32", "count": "i32"},
+        constants={"BLOCK": SUM_BLOCK},
+        unaligned=("size", "count"),
     )
-    for parts in PARTS[1:]
     for out in ("bf16", "fp32")
 }
 ACTIVATE = {
-    (parts, group): Variant(
-        name=f"activate {parts} parts group {group}",
+    group: Variant(
+        name=f"activate group {group}",
         kernel=_activate,
-        types={"parts": "*fp32", "out": "*bf16", "tokens": "i32", "width": "i32", "limit": "fp32"},
-        constants={"PARTS": parts, "GROUP": group, "BLOCK": SUM_BLOCK},
-        unaligned=("tokens",),
+        types={"parts": "*fp32", "out": "*bf16", **dict.fromkeys(("tokens", "width", "count"), "i32"), "limit": "fp32"},
+        constants={"GROUP": group, "BLOCK": SUM_BLOCK},
+        unaligned=("tokens", "count"),
     )
-    for parts in PARTS
-    for group in (0, 32, 64, 128)
+    for group in GROUPS
 }
-VARIANTS = (*LINEAR.values(), *SUM_PARTS.values(), *ACTIVATE.values())
+UNPACK = {
+    fp4: Variant(
+        name=f"unpack {'fp4' if fp4 else 'fp8'}",
+        kernel=_unpack,
+        types={"words": "*i16", "factors": "*i32", "out": "*bf16", "steps": "i32"},
+        constants={"FP4": fp4},
+        unaligned=("steps",),
+    )
+    for fp4 in (False, True)
+}
+VARIANTS = (*LINEAR.values(), *SUM_PARTS.values(), *ACTIVATE.values(), *UNPACK.values())
 
 
 def token_tile(tokens: int) -> int:
     """Tokens that one program takes when there are `tokens`."""
-    return next((tile for tile in TOKEN_TILES if tokens <= tile), TOKEN_TILES[-1])
+    few = next((tile for tile in TOKEN_TILES if tokens <= tile), TOKEN_TILES[-1])
+    return few if tokens > SOME_TOKENS else min(few, FEW_TOKENS)
 
 
 def parts_of(weight: PackedWeight, tokens: int) -> int:
-    """Into how many parts the sum over columns is cut."""
-    if tokens > FEW_TOKENS:
+    """Into how many parts the sum over columns is cut, of at least two steps each."""
+    if tokens > SOME_TOKENS:
         return 1
-    wanted = PROGRAMS / weight.chunks
-    return max(parts for parts in PARTS if parts <= max(1.0, wanted) and parts <= max(1, weight.steps // 4))
+    programs = weight.chunks * -(-tokens // FEW_TOKENS)
+    most = min(PROGRAMS // programs, weight.steps // 2)
+    return max(parts for parts in PARTS if parts <= max(1, most))
 
 
 def products(x: Tensor, weight: PackedWeight, *, groups: int = 1) -> Tensor:
     """Return the parts [parts, T, groups * rows] float32 of x [T, groups * steps * 128] times the weight's matrix."""
+    if x.shape[0] >= MANY_TOKENS and x.device.type == "cuda":
+        return _by_library(x, weight, torch.float32, groups).unsqueeze(0)
     parts = parts_of(weight, x.shape[0])
     out = torch.empty((parts, x.shape[0], groups * weight.rows), dtype=torch.float32, device=x.device)
     _launch(x, weight, out, groups, parts)
@@ -208,15 +244,39 @@ def products(x: Tensor, weight: PackedWeight, *, groups: int = 1) -> Tensor:
 
 def linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, *, groups: int = 1) -> Tensor:
     """Return x [T, groups * steps * 128] (bfloat16) times each group's rows of the weight -> [T, groups * rows]."""
+    if x.shape[0] >= MANY_TOKENS and x.device.type == "cuda":
+        return _by_library(x, weight, dtype, groups)
     if parts_of(weight, x.shape[0]) == 1:
         out = torch.empty((x.shape[0], groups * weight.rows), dtype=dtype, device=x.device)
         _launch(x, weight, out, groups, 1)
         return out
     parts = products(x, weight, groups=groups)
     out = torch.empty(parts.shape[1:], dtype=dtype, device=x.device)
-    variant = SUM_PARTS[parts.shape[0], "bf16" if dtype == torch.bfloat16 else "fp32"]
-    variant.launch((-(-out.numel() // SUM_BLOCK),), parts, out, out.numel())
+    variant = SUM_PARTS["bf16" if dtype == torch.bfloat16 else "fp32"]
+    variant.launch((-(-out.numel() // SUM_BLOCK),), parts, out, out.numel(), parts.shape[0])
     return out
+
+
+def unpack(weight: PackedWeight) -> Tensor:
+    """Return the weight's numbers as bfloat16 [count, chunks * 64, steps * 128], padding included: exact."""
+    count = weight.words.shape[0]
+    out = torch.empty(
+        (count, weight.chunks * CHUNK, weight.steps * STEP), dtype=torch.bfloat16, device=weight.words.device
+    )
+    grid = (count * weight.chunks, weight.steps)
+    UNPACK[weight.fp4].launch(grid, weight.words, weight.factors.view(torch.int32), out, weight.steps)
+    return out
+
+
+def _by_library(x: Tensor, weight: PackedWeight, dtype: torch.dtype, groups: int) -> Tensor:
+    dense = unpack(weight)[0]
+    if groups == 1:
+        dense = dense[: weight.rows]
+        return torch.mm(x, dense.t()) if dtype == torch.bfloat16 else torch.mm(x, dense.t(), out_dtype=dtype)
+    out = torch.empty((x.shape[0], groups, weight.rows), dtype=torch.bfloat16, device=x.device)
+    inputs = x.unflatten(1, (groups, -1)).transpose(0, 1)
+    torch.bmm(inputs, dense.unflatten(0, (groups, -1)).transpose(1, 2), out=out.transpose(0, 1))
+    return out.flatten(1).to(dtype)
 
 
 def activate(parts: Tensor, limit: float, group: int) -> Tensor:
@@ -224,7 +284,7 @@ def activate(parts: Tensor, limit: float, group: int) -> Tensor:
     tokens, width = parts.shape[1], parts.shape[2] // 2
     out = torch.empty((tokens, width), dtype=torch.bfloat16, device=parts.device)
     grid = (tokens, -(-width // SUM_BLOCK))
-    ACTIVATE[parts.shape[0], group].launch(grid, parts, out, tokens, width, limit)
+    ACTIVATE[group].launch(grid, parts, out, tokens, width, parts.shape[0], limit)
     return out
 
 

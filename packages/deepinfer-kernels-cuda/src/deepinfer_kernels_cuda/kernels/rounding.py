@@ -11,6 +11,8 @@ from torch import Tensor
 from deepinfer_kernels_cuda.kernels.variants import Variant
 
 ROUND_COLUMNS = 1024
+GROUPS = (0, 32, 128)
+"""Widths of a group: 0 = not rounded, 32 and 128 = the blocks of FP8 weights of the two families."""
 
 
 @triton.jit
@@ -70,7 +72,7 @@ ROUND_ROWS = {
         constants={"GROUP": group, "BLOCK": ROUND_COLUMNS},
         unaligned=("width",),
     )
-    for group in (0, 32, 64, 128)
+    for group in GROUPS
 }
 """By the width of a group; 0 copies and pads."""
 VARIANTS = tuple(ROUND_ROWS.values())
