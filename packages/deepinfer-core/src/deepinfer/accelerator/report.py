@@ -31,8 +31,11 @@ OPS: tuple[Callable[..., object], ...] = (
     Ops.ngram_rows,
     Ops.engram_lookup,
     Ops.engram_gate,
+    Ops.adjust,
+    Ops.mask_tokens,
     Ops.greedy,
     Ops.sample,
+    Ops.shape_logits,
     Ops.log_probs,
     Ops.best,
 )

@@ -55,9 +55,9 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
 
-    def push(self, token_id: int) -> str:
-        """Add a token and return the text that is now certain."""
-        return self._release(self._decoder.decode(self._detokenizer.bytes_of(token_id)))
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Add a token and return the text that is now certain; without `may_stop` it completes no stop string."""
+        return self._release(self._decoder.decode(self._detokenizer.bytes_of(token_id)), may_stop=may_stop)
 
     def close(self) -> str:
         """Return the rest, when the request ended otherwise; an unfinished character becomes U+FFFD."""
@@ -66,12 +66,14 @@ class TextStream:
             released, self._held = released + self._held, ""
         return released
 
-    def _release(self, piece: str) -> str:
+    def _release(self, piece: str, *, may_stop: bool = True) -> str:
         if not self._stops:
             return piece
-        text = self._held + piece
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        text, old = self._held + piece, len(self._held)
+        # What was held may have a stop string that did not count: only one that `piece` completes does.
+        starts = ((stop, text.find(stop, max(old - len(stop) + 1, 0))) for stop in self._stops)
+        found = [(at + len(stop), at, stop) for stop, at in starts if at >= 0]
+        if found and may_stop:
             _, at, self.stop = min(found)
             self._held = ""
             return text[:at]

@@ -24,6 +24,7 @@ from deepinfer.engine.request import Progress, Request
 from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.engine.token_rules import make_rules
 from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.kv_cache import KVCache
@@ -79,6 +80,7 @@ class Engine:
         self.builder = BatchBuilder(model_config, table, transfer)
         self.runner = ModelRunner(model, cache)
         self.sampler = Sampler(ops, table, transfer)
+        self._tokenizer = tokenizer
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._ids = count()
         self._clock = clock
@@ -111,6 +113,8 @@ class Engine:
                 "tokens): shorten the prompt or lower max_tokens"
             )
         replay = self.config.replay_of(params)
+        vocab_size, eos = self.model_config.vocab_size, self.model_config.eos_token_ids
+        stop_ids = frozenset(params.stop_token_ids or ()).union(() if params.ignore_eos else eos)
         sequence = Sequence(
             id=next(self._ids),
             request=request,
@@ -118,12 +122,13 @@ class Engine:
             tokens=prompt,
             decoder_start=0 if replay is None else max(0, len(prompt) - replay),
             limit=room if params.max_tokens is None else params.max_tokens,
-            stop_ids=frozenset(params.stop_token_ids or ()).union(
-                () if params.ignore_eos else self.model_config.eos_token_ids
-            ),
+            stop_ids=stop_ids,
             text=None if self._detokenizer is None else TextStream(self._detokenizer, params.stop_strings),
             prompt_rows=None if params.prompt_logprobs is None else 0,
             deadline=None if request.timeout_s is None else self._clock() + request.timeout_s,
+            rules=make_rules(params, prompt.tolist(), stop_ids, vocab_size, self._tokenizer)
+            if params.has_rules
+            else None,
         )
         self.scheduler.submit(sequence)
         return sequence.id

@@ -5,7 +5,7 @@ Running a request is the `Scheduler`'s; turning text into prompt ids and `Progre
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
@@ -28,29 +28,53 @@ class SamplingParams:
     top_k            keep the k best tokens; 0 or -1 = all
     top_p            of these keep the smallest set of best tokens whose probability reaches top_p; 1 = all
     min_p            of these keep the tokens of at least min_p times the best one's probability; 0 = all
+    repetition_penalty   a token of the prompt or the output: its logit is divided by this if positive, else multiplied
+    presence_penalty     taken off the logit of each token that the output has
+    frequency_penalty    taken off the same logits once for each time that the output has the token
+    logit_bias       token id -> -100 to 100, added to its logit
+    bad_words        texts that the output must not write: the last token of each, as the tokenizer spells it with and
+                     without a space in front, is banned where the tokens before it stand
+    bad_words_token_ids  the same as token ids
+    min_tokens       before so many tokens no end-of-sequence, no stop token, and no stop string counts
     max_tokens       end after so many tokens; None = as many as fit into max_model_len
     stop             end where one of these strings is complete; the text ends before it
     stop_token_ids   end after one of these tokens, as after end-of-sequence; the text does not show it
     ignore_eos       go on after end-of-sequence
     seed             of the noise; None = from the engine's seed and the request's index in the call
     logprobs         n = for each generated token its log-probability and the n best; -1 = the whole rows
-    prompt_logprobs  the same for each prompt token: row i is the distribution after token i; ends decoder replay
+    logprobs_mode    "raw" = of the model; "processed" = of what the token was drawn from, all of the above applied
+    prompt_logprobs  the same for each prompt token, raw: row i is the distribution after token i; ends decoder replay
 
-    The filters run in the order temperature, top_k, top_p, min_p.  Log-probabilities are those of the model, before
-    temperature and filters.
+    The order is repetition, frequency and presence penalty, logit_bias, bad words and min_tokens; then temperature,
+    top_k, top_p, min_p.  Penalties count the request's own tokens alone: 1, 0, 0 switch them off.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    min_tokens: int = 0
     max_tokens: int | None = 16
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
     prompt_logprobs: int | None = None
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything changes logits before temperature: these parameters are checked by `token_rules.py`."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        words = (self.logit_bias, self.bad_words, self.bad_words_token_ids)
+        return penalties != (1, 0, 0) or self.min_tokens != 0 or any(given is not None for given in words)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -59,37 +83,43 @@ class SamplingParams:
 
     def check(self, vocab_size: int) -> None:
         """Raise RequestError for the first value that cannot be honoured."""
-        _number("temperature", self.temperature, 0, math.inf, "0 for the best token, 1 for the model's distribution")
-        _number("top_p", self.top_p, 0, 1, "1 switches it off")
+        check_number(
+            "temperature", self.temperature, 0, math.inf, "0 for the best token, 1 for the model's distribution"
+        )
+        check_number("top_p", self.top_p, 0, 1, "1 switches it off")
         if self.top_p == 0:
             raise RequestError("top_p must be above 0, got 0: 1 switches it off, temperature=0 takes the best token")
-        _number("min_p", self.min_p, 0, 1, "0 switches it off")
-        _integer("top_k", self.top_k, -1, SEEDS - 1, "0 or -1 switches it off")
+        check_number("min_p", self.min_p, 0, 1, "0 switches it off")
+        check_integer("top_k", self.top_k, -1, SEEDS - 1, "0 or -1 switches it off")
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, None, "None generates as many tokens as fit")
+            check_integer("max_tokens", self.max_tokens, 1, None, "None generates as many tokens as fit")
         if self.seed is not None:
-            _integer("seed", self.seed, 0, SEEDS - 1, "None derives one from the engine's seed")
+            check_integer("seed", self.seed, 0, SEEDS - 1, "None derives one from the engine's seed")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
-                _integer(name, count, -1, vocab_size, "-1 returns whole rows, None returns nothing")
+                check_integer(name, count, -1, vocab_size, "-1 returns whole rows, None returns nothing")
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise RequestError(f'logprobs_mode must be "raw" or "processed", got {self.logprobs_mode!r}')
         for name, values in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
             if values is not None and not isinstance(values, Sequence):
                 raise RequestError(f"{name} must be a list, got {values!r}: leave it out for none")
         for token in self.stop_token_ids or ():
-            _integer("each of stop_token_ids", token, 0, vocab_size - 1, f"the vocabulary has {vocab_size} ids")
+            check_integer("each of stop_token_ids", token, 0, vocab_size - 1, f"the vocabulary has {vocab_size} ids")
         for text in self.stop_strings:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"each stop string must be a text of at least one character, got {text!r}")
 
 
-def _number(name: str, value: float, low: float, high: float, advice: str) -> None:
+def check_number(name: str, value: float, low: float, high: float, advice: str) -> None:
+    """Raise RequestError unless `value` is a number from `low` to `high`."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
     if not plain or not low <= value <= min(high, sys.float_info.max):  # an integer may be larger than any float
         limits = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
         raise RequestError(f"{name} must be a number, {limits}, got {value!r}: {advice}")
 
 
-def _integer(name: str, value: int, low: int, high: int | None, advice: str) -> None:
+def check_integer(name: str, value: int, low: int, high: int | None, advice: str) -> None:
+    """Raise RequestError unless `value` is an integer from `low` to `high`."""
     plain = isinstance(value, Integral) and not isinstance(value, bool)
     if not plain or value < low or (high is not None and value > high):
         limits = f"at least {low}" if high is None else f"{low} to {high}"
@@ -118,9 +148,9 @@ class Request:
 
     def check(self) -> None:
         """Raise RequestError for a priority or timeout that cannot be honoured."""
-        _integer("priority", self.priority, -(2**31), 2**31 - 1, "0 is the class of requests that name none")
+        check_integer("priority", self.priority, -(2**31), 2**31 - 1, "0 is the class of requests that name none")
         if self.timeout_s is not None:
-            _number("timeout_s", self.timeout_s, 0, math.inf, "None waits as long as it takes")
+            check_number("timeout_s", self.timeout_s, 0, math.inf, "None waits as long as it takes")
 
 
 @dataclass(frozen=True, slots=True)

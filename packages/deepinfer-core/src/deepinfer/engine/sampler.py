@@ -12,11 +12,12 @@ from torch import Tensor
 from deepinfer.accelerator.base import Event
 from deepinfer.accelerator.batch import Batch
 from deepinfer.accelerator.ops import Ops
-from deepinfer.accelerator.ops.sampling import GREEDY_TEMPERATURE, SamplingRows
+from deepinfer.accelerator.ops.sampling import GREEDY_TEMPERATURE, SamplingRows, TokenAdjustments
 from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import Logprobs, TokenLogprobs
 from deepinfer.engine.sequence import NO_LOGPROBS, Integers, SequenceTable
+from deepinfer.engine.token_rules import gather
 from deepinfer.model.deepseek import ModelOutput
 
 
@@ -67,13 +68,14 @@ class Sampler:
             last = np.cumsum(plan.logit_counts)[plan.samples] - 1
             logits = logits.index_select(0, self._transfer.to_device([last])[0])
         rows = plan.rows[plan.samples]
-        token_ids = self.draw_rows(logits, rows, self._table.lengths[rows])
+        ruled = self._ruled(logits, rows) if self._table.host_bound[rows].any() else logits
+        token_ids = self.draw_rows(ruled, rows, self._table.lengths[rows])
         return Flight(
             plan=plan,
             batch=batch,
             token_ids=token_ids,
             host_tokens=self._transfer.to_host(token_ids),
-            logprobs=self._generated(logits, token_ids, plan),
+            logprobs=self._generated(logits, ruled, token_ids, rows),
             prompt_logprobs=self._prompts(output.logits, plan),
             landed=self._transfer.mark(),
         )
@@ -120,14 +122,25 @@ class Sampler:
             filtered=bool(((top_p < 1) | (top_k > 0) | (min_p > 0)).any()),
         )
 
-    def _generated(self, logits: Tensor, token_ids: Tensor, plan: Plan) -> dict[int, Copied]:
-        rows = plan.rows[plan.samples]
-        counts = self._table.logprobs[rows]
+    def _ruled(self, logits: Tensor, rows: Integers) -> Tensor:
+        """Logits [R, V] of the sequences in table `rows` [R] after penalties, bias and banned tokens of each."""
+        sequences = ((place, self._table[row]) for place, row in enumerate(rows.tolist()))
+        rules = [(place, one.rules, one.generated) for place, one in sequences if one.rules is not None]
+        return self._ops.adjust(logits, TokenAdjustments(*self._transfer.to_device(gather(rules)))) if rules else logits
+
+    def _generated(self, logits: Tensor, ruled: Tensor, token_ids: Tensor, rows: Integers) -> dict[int, Copied]:
+        """Log-probabilities of the drawing sequences in table `rows` [R]: of the model, or of what was drawn from."""
+        table, counts = self._table, self._table.logprobs[rows]
         wanted = np.flatnonzero(counts != NO_LOGPROBS)
         if not len(wanted):
             return {}
         places = self._transfer.to_device([wanted])[0]
-        log_probs, came = self._ops.log_probs(logits.index_select(0, places)), token_ids.index_select(0, places)
+        chosen, processed = logits.index_select(0, places), table.processed[rows[wanted]]
+        if processed.any():
+            shaped = self._ops.shape_logits(ruled, self.parameters(rows, table.lengths[rows])).index_select(0, places)
+            which = self._transfer.to_device([processed.astype(np.int64)])[0].unsqueeze(1)
+            chosen = torch.where(which == 1, shaped, chosen)
+        log_probs, came = self._ops.log_probs(chosen), token_ids.index_select(0, places)
         return {
             int(rows[i]): self._copied(log_probs[place : place + 1], int(counts[i]), came[place : place + 1])
             for place, i in enumerate(wanted.tolist())
@@ -171,6 +184,10 @@ def _logprobs(copied: Copied, tokens: list[int] | list[int | None]) -> Logprobs:
     assert copied.came is not None
     values, ids, came = copied.values.tolist(), copied.ids.tolist(), copied.came.tolist()
     return [
-        TokenLogprobs(token, None if token is None else came[i], dict(zip(ids[i], values[i], strict=True)))
+        TokenLogprobs(
+            token,
+            None if token is None else came[i],
+            {best: value for best, value in zip(ids[i], values[i], strict=True) if value > -torch.inf},
+        )
         for i, token in enumerate(tokens)
     ]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.engine.detokenizer import TextStream
 from deepinfer.engine.request import FinishReason, Request
+from deepinfer.engine.token_rules import TokenRules
 
 Integers = NDArray[np.int64]
 
@@ -41,6 +42,7 @@ class Sequence:
     prompt_rows    prompt positions whose log-probabilities were handed out; None = none are wanted
     deadline       when it must have ended, in seconds of the engine's clock; None = whenever
     finished       whether its end was told; a step in flight may still hold a row of it, which is dropped
+    rules          what its parameters do to logits, from its own tokens; None where they do nothing
     """
 
     id: int
@@ -53,6 +55,7 @@ class Sequence:
     text: TextStream | None
     prompt_rows: int | None
     deadline: float | None = None
+    rules: TokenRules | None = None
     generated: list[int] = field(default_factory=list)
     finished: bool = False
 
@@ -88,7 +91,7 @@ class Sequence:
             return self._rest(), "stop", token
         text = ""
         if self.text is not None:
-            text = self.text.push(token)
+            text = self.text.push(token, may_stop=len(self.generated) > self.request.params.min_tokens)
             if self.text.stop is not None:
                 return text, "stop", self.text.stop
         if len(self.generated) < self.limit:
@@ -119,6 +122,7 @@ class SequenceTable:
     temperature, top_p, top_k, min_p, seeds   its sampling parameters
     version              changes whenever any sequence gains or loses a block
     logprobs             wanted with each generated token: n, -1 = whole rows, NO_LOGPROBS = none
+    processed            whether these are of the distribution that was drawn from, not of the model
     """
 
     def __init__(self, rows: int, *, history: int, blocks: int, windows: int) -> None:
@@ -136,6 +140,7 @@ class SequenceTable:
         self.version = 0
         self.top_k, self.seeds, self.logprobs = integers(rows), integers(rows), integers(rows)
         self.temperature, self.top_p, self.min_p = np.zeros((3, rows), dtype=np.float64)
+        self.processed = np.zeros(rows, dtype=np.bool_)
         self._free_rows = list(range(rows - 1, -1, -1))
 
     @property
@@ -157,13 +162,14 @@ class SequenceTable:
         self.recent[row, : len(newest)] = newest
         self.lengths[row], self.computed[row] = len(sequence.tokens), 0
         self.limits[row], self.priorities[row] = sequence.prompt_length + sequence.limit, sequence.priority
-        self.host_bound[row] = False
         self.decoder_starts[row] = sequence.decoder_start
         self.block_counts[row] = self.window_counts[row] = self.window_bases[row] = self.reach[row] = 0
         params = sequence.request.params
         self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
         self.top_k[row], self.seeds[row] = max(params.top_k, 0), sequence.seed
         self.logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.processed[row] = params.logprobs_mode == "processed"
+        self.host_bound[row] = sequence.rules is not None
         return row
 
     def unseat(self, row: int) -> None:

@@ -1,4 +1,6 @@
-"""How logits become tokens: filters, counter-based noise, log-probabilities.
+"""How logits become tokens: adjustments, masks, filters, counter-based noise, log-probabilities.
+
+The order is that of most engines: adjustments (penalties, bias, banned tokens), mask, temperature, top_k, top_p, min_p.
 
 Noise is an integer hash of (request seed, purpose, position, vocabulary index): no state, the same numbers on every
 device and in every batch.  Which rows are sampled with which parameters is the engine's.
@@ -40,8 +42,40 @@ class SamplingRows:
     filtered: bool
 
 
+@dataclass(frozen=True)
+class TokenAdjustments:
+    """Logits that change before temperature, on the device; no logit is named twice.
+
+    rows, tokens [N]  int64: which logit
+    repetition [N]    float64, above 0: a positive logit is divided by it, any other multiplied
+    addend [N]        float64: added afterwards; -inf bans the token
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    repetition: Tensor
+    addend: Tensor
+
+
 class SamplingOps(OpsSettings):
     """Sampling and log-probabilities."""
+
+    def adjust(self, logits: Tensor, adjustments: TokenAdjustments) -> Tensor:
+        """Return logits [L, V] with `adjustments` made, each in the logits' own dtype; the given ones stay."""
+        place = (adjustments.rows, adjustments.tokens)
+        old = logits[place]
+        repetition, addend = adjustments.repetition.to(logits.dtype), adjustments.addend.to(logits.dtype)
+        new = torch.where(old > 0, old / repetition, old * repetition) + addend
+        return logits.index_put(place, new)
+
+    def mask_tokens(self, logits: Tensor, bitmask: Tensor) -> Tensor:
+        """Return logits [L, V] with -inf where `bitmask` int32 [L, ceil(V / 32)] has a 0; the given ones stay.
+
+        Bit v % 32 of word v // 32 stands for token v, from the lowest bit on; a row of -1 allows every token.
+        """
+        shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
+        allowed = (bitmask.unsqueeze(-1) >> shifts) & 1
+        return logits.masked_fill(allowed.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
     def greedy(self, logits: Tensor) -> Tensor:
         """Return the best token of each row of logits [L, V], the lowest index among equals: int64 [L]."""
@@ -55,12 +89,13 @@ class SamplingOps(OpsSettings):
         a token depends on its row, its request's seed and its position alone.
         """
         is_greedy = rows.temperature < GREEDY_TEMPERATURE
-        scale = torch.where(is_greedy, 1.0, rows.temperature).to(logits.dtype)
-        scaled = logits / scale.unsqueeze(1)
-        if rows.filtered:
-            scaled = filter_logits(scaled, rows)
         noise = gumbel_noise(rows.seeds, PURPOSE_SAMPLE, rows.positions, logits.shape[1])
-        return torch.where(is_greedy, self.greedy(logits), (scaled + noise).argmax(-1))
+        return torch.where(is_greedy, self.greedy(logits), (_shaped(logits, rows) + noise).argmax(-1))
+
+    def shape_logits(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """Return the logits [L, V] that `sample` draws from: scaled, -inf where filtered; greedy rows as they are."""
+        is_greedy = rows.temperature < GREEDY_TEMPERATURE
+        return torch.where(is_greedy.unsqueeze(1), logits, _shaped(logits, rows))
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Return the log-softmax of each row of logits [L, V], float32."""
@@ -74,11 +109,16 @@ class SamplingOps(OpsSettings):
 def law_of(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Return the laws [L, V] that `SamplingOps.sample` draws from, wide; a greedy row's is one-hot."""
     is_greedy = (rows.temperature < GREEDY_TEMPERATURE).unsqueeze(1)
-    scaled = logits / torch.where(is_greedy, 1.0, rows.temperature.unsqueeze(1)).to(logits.dtype)
-    if rows.filtered:
-        scaled = filter_logits(scaled, rows)
+    scaled = _shaped(logits, rows)
     best = torch.zeros_like(scaled).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where(is_greedy, best, torch.softmax(scaled, -1))
+
+
+def _shaped(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Divide by temperature and filter; greedy rows are only filtered."""
+    scale = torch.where(rows.temperature < GREEDY_TEMPERATURE, 1.0, rows.temperature).to(logits.dtype)
+    scaled = logits / scale.unsqueeze(1)
+    return filter_logits(scaled, rows) if rows.filtered else scaled
 
 
 def filter_logits(scaled: Tensor, rows: SamplingRows) -> Tensor:
