@@ -95,6 +95,11 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 @click.option("--top-p", default=1.0, help="Keep the best tokens up to this probability; 1: all.")
 @click.option("--top-k", default=0, help="Keep so many best tokens; 0: all.")
 @click.option("--min-p", default=0.0, help="Keep tokens of this share of the best one's probability.")
+@click.option("--repetition-penalty", default=1.0, help="Above 1 repeats less of prompt and output.")
+@click.option("--presence-penalty", default=0.0, help="Above 0 repeats less: once a token that the output has.")
+@click.option("--frequency-penalty", default=0.0, help="The same for each time that the output has the token.")
+@click.option("--bad-word", "bad_words", multiple=True, help="Never write this word; may be repeated.")
+@click.option("--min-tokens", default=0, help="Do not end before so many tokens.")
 @click.option("--stop", multiple=True, help="End where this text comes; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence.")
 @click.option("--logprobs", type=int, help="With --json: so many best tokens at each position.")
@@ -142,6 +147,7 @@ def generate(
         if name == TINY:
             torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         engine = {option: choices.pop(option) for option in ENGINE_OPTIONS}
+        choices["bad_words"] = choices["bad_words"] or None
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
         increments = llm.generate(wanted, SamplingParams(**choices), stream=True)
