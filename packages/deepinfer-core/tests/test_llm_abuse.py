@@ -152,3 +152,24 @@ def test_an_interrupt_anywhere(
     assert ended.token_ids == expected[: len(ended.token_ids)]
     assert ended.finish_reason == "length" or "interrupted" in (ended.error or "")
     assert works(llm)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(top_p=0.5, seed=3, logprobs=1)])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_logits_that_are_no_numbers_end_their_request_alone(params: SamplingParams, errors_page: Any) -> None:
+    """Also where the blocks that held them are used again."""
+    llm = LLM(accelerator="cpu", dtype="float64", max_model_len=256, max_num_seqs=3)
+    poisoned, clean = [5, 6, 7, 8] * 8, [9, 10, 11, 12] * 40
+    (alone,) = llm.generate([clean], params)
+    network: Any = llm.engine.runner._model
+    network.embedding[8] = float("nan")
+    for _ in range(2):
+        lost, kept = llm.generate([poisoned, clean], params)
+        assert kept.token_ids == alone.token_ids
+        assert lost.finish_reason == "error"
+        assert lost.token_ids == ()
+        assert lost.error is not None
+        errors_page.check("While a request runs", "a model whose numbers are broken", lost.error)
+        (again,) = llm.generate([clean], params)
+        assert again.token_ids == alone.token_ids
+    llm.engine.scheduler.check()

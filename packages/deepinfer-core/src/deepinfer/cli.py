@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import re
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +17,10 @@ from click.exceptions import Exit
 
 from deepinfer.console import reported, show_log
 from deepinfer.environment import VARIABLES, Environment, prepare_for_torch, read_environment
-from deepinfer.errors import ConfigError, RequestError
+from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from deepinfer.engine.request import Increment
-    from deepinfer.llm import Prompt
 
 TINY = "tiny"
 
@@ -83,6 +79,7 @@ Examples:
   deepinfer generate "def f(" --model /path/to/checkpoint --stop $'\\n\\n'
 
 A line of a prompts file is a JSON string, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}.
+Beside these, an object may hold what differs for this prompt: {"prompt": TEXT, "max_tokens": 5, "seed": 1}.
 The exit code is 1 when a prompt could not be continued, 2 when nothing could be done, 130 after Ctrl-C.""",
 )
 @click.argument("prompt", required=False)
@@ -134,24 +131,25 @@ def generate(
     Without PROMPT, or with "-", the text to continue is read from stdin.
     """
     with reported(debug=debug):
-        wanted = _wanted(prompt, prompts)
         name = model or environment.model or TINY
-        if name == TINY:
-            click.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)
         import torch
 
+        from deepinfer.completion_output import print_json, print_text
         from deepinfer.engine.request import SamplingParams
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
+        from deepinfer.prompt_file import asked_for
 
-        if name == TINY:
-            torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         engine = {option: choices.pop(option) for option in ENGINE_OPTIONS}
         choices["bad_words"] = choices["bad_words"] or None
+        asked = asked_for(prompt, prompts, SamplingParams(**choices))
+        if name == TINY:
+            click.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)
+            torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
-        increments = llm.generate(wanted, SamplingParams(**choices), stream=True)
-        tokens, failed = (_print_json if as_json else _print_text)(increments, len(wanted))
+        increments = llm.generate([one.prompt for one in asked], [one.params for one in asked], stream=True)
+        tokens, failed = (print_json if as_json else print_text)(increments, len(asked))
         seconds = time.perf_counter() - begin
         _log.info("%d tokens in %.2f s, %.1f a second", tokens, seconds, tokens / seconds)
         if failed:
@@ -264,36 +262,6 @@ def memory_bytes(text: str) -> int:
     return int(int(count or 1) * float(number) * (1024 if unit and len(unit) == 2 else 1000) ** power)
 
 
-def _wanted(prompt: str | None, file: Path | None) -> "list[Prompt]":
-    """Take the prompts from wherever they are given; raises RequestError when that is nowhere, or twice."""
-    if file is not None:
-        if prompt is not None:
-            raise RequestError("expected a prompt or --prompts FILE, got both: leave one out")
-        from deepinfer.prompt_file import read_prompts
-
-        return read_prompts(_text(file).split("\n"), "stdin" if str(file) == "-" else str(file))
-    if prompt is None and sys.stdin.isatty():
-        raise RequestError('expected a prompt: deepinfer generate "Once upon a time", --prompts FILE, or text on stdin')
-    if prompt is None or prompt == "-":
-        return [_text(Path("-")).removesuffix("\n")]
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError("the prompt is expected in UTF-8: check the encoding of the terminal") from error
-    return [prompt]
-
-
-def _text(file: Path) -> str:
-    """Read a file, or stdin for "-"; raises RequestError."""
-    name = "stdin" if str(file) == "-" else str(file)
-    try:
-        return (sys.stdin.buffer.read() if name == "stdin" else file.read_bytes()).decode()
-    except OSError as error:
-        raise RequestError(f"{name}: {error.strerror}; expected a file of prompts") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name}: expected UTF-8, byte {error.start} is {error.object[error.start]:#x}") from error
-
-
 @contextmanager
 def _folder(model: str) -> "Iterator[Path]":
     """Give the folder of a model, of which at least config.json is there."""
@@ -305,50 +273,6 @@ def _folder(model: str) -> "Iterator[Path]":
         yield checkpoint.folder
     else:
         yield fetch(model, Hub(), CONFIG_ONLY)
-
-
-def _print_text(increments: "Iterator[Increment]", count: int) -> tuple[int, int]:
-    """Write texts as they come, those of several prompts in order; returns tokens and failed prompts."""
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that cannot show a character
-    waiting: dict[int, list[str]] = {}
-    ended: set[int] = set()
-    current = tokens = failed = 0
-    for step in increments:
-        tokens += len(step.token_ids)
-        waiting.setdefault(step.index, []).append(step.text)
-        if step.completion is not None:
-            ended.add(step.index)
-            if step.completion.error is not None:
-                failed += 1
-                where = f"prompt {step.index + 1}: " if count > 1 else ""
-                click.secho(f"error: {where}{step.completion.error}", fg="red", err=True)
-        while current in waiting:
-            sys.stdout.write("".join(waiting.pop(current)))
-            if current in ended:
-                sys.stdout.write("\n")
-                current += 1
-        sys.stdout.flush()
-    return tokens, failed
-
-
-def _print_json(increments: "Iterator[Increment]", count: int) -> tuple[int, int]:
-    """Write one JSON object a completion, in the order of the prompts; returns tokens and failed prompts."""
-    ended: dict[int, dict[str, Any]] = {}
-    written = tokens = failed = 0
-    for step in increments:
-        tokens += len(step.token_ids)
-        if step.completion is None:
-            continue
-        failed += step.completion.error is not None
-        ended[step.index] = {"index": step.index, **dataclasses.asdict(step.completion)}
-        for name in ("logprobs", "prompt_logprobs"):  # whole rows are tensors
-            if hasattr(rows := ended[step.index][name], "tolist"):
-                ended[step.index][name] = rows.tolist()
-        while written in ended:
-            click.echo(json.dumps(ended.pop(written), ensure_ascii=False))
-            written += 1
-    assert written == count
-    return tokens, failed
 
 
 def main() -> None:

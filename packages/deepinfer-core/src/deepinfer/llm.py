@@ -23,6 +23,7 @@ from deepinfer.engine.config import (
     DtypeChoice,
     EngineConfig,
     EngineOptions,
+    check_dtypes,
     check_options,
     resolve,
     resolve_precision,
@@ -97,8 +98,10 @@ class LLM:
             memory_fraction=memory_fraction,
             seed=seed,
         )
-        checkpoint = _open(model, options)
+        _check_early(model, dtype, kv_cache_dtype, options)
         opened = open_accelerator(accelerator)
+        checkpoint = open_checkpoint(model)
+        check_options(options, checkpoint.config)
         self.model_config = checkpoint.config
         self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
         self.tokenizer = checkpoint.tokenizer
@@ -365,15 +368,6 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)
 
 
-def _open(model: str | Path, options: EngineOptions) -> Checkpoint:
-    """Open a checkpoint by name and hold the options against it."""
-    if not isinstance(model, str | Path):
-        raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
-    checkpoint = open_checkpoint(model)
-    check_options(options, checkpoint.config)
-    return checkpoint
-
-
 def _resolve(
     options: EngineOptions, checkpoint: Checkpoint, accelerator: Accelerator, dtype: str, kv_cache_dtype: str
 ) -> EngineConfig:
@@ -383,6 +377,14 @@ def _resolve(
     memory = _cache_memory(options.memory_fraction, checkpoint, accelerator)
     options = replace(options, overlap=options.overlap and not accelerator.synchronous)
     return resolve(options, config, precision, cache_layout(config, precision), memory)
+
+
+def _check_early(model: object, dtype: str, kv_cache_dtype: str, options: EngineOptions) -> None:
+    """Raise ConfigError for what no model can have, before one is looked for or downloaded."""
+    if not isinstance(model, str | Path):
+        raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
+    check_dtypes(dtype, kv_cache_dtype)
+    check_options(options)
 
 
 def _cache_memory(fraction: float | None, checkpoint: Checkpoint, accelerator: Accelerator) -> CacheMemory:

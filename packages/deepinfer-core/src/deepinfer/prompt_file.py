@@ -1,23 +1,60 @@
-"""Prompts from a file of JSON lines, one a line, with errors that name the line.
+"""What the command line continues: a prompt, stdin or a file of JSON lines, each prompt with its sampling parameters.
 
 What a prompt may be is `llm.py`'s; continuing them is the engine's.
 """
 
 import json
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+from deepinfer.engine.request import SamplingParams
 from deepinfer.errors import RequestError
 
 FORMS = 'a JSON string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
+STDIN = Path("-")
+
+_PARAMS = tuple(field.name for field in fields(SamplingParams))
 
 
-def read_prompts(lines: Iterable[str], source: str) -> list[Any]:
-    """Parse one prompt from each line that is not blank.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt and how to continue it."""
 
-    Raises RequestError for a line that is no JSON or no prompt, naming `source` and the line, before anything is run.
+    prompt: Any
+    params: SamplingParams
+
+
+def asked_for(prompt: str | None, file: Path | None, params: SamplingParams) -> list[Asked]:
+    """Take the prompts from wherever they are given; `params` are for what a line of a file does not say itself.
+
+    Raises RequestError when there is no prompt or two, and for what no model could do, before one is opened.
     """
-    prompts = []
+    params.check()
+    if file is not None:
+        if prompt is not None:
+            raise RequestError("expected a prompt or --prompts FILE, got both: leave one out")
+        return read_prompts(_text(file).split("\n"), _name(file), params)
+    if prompt is None and sys.stdin.isatty():
+        raise RequestError('expected a prompt: deepinfer generate "Once upon a time", --prompts FILE, or text on stdin')
+    if prompt is None or prompt == "-":
+        return [Asked(_text(STDIN).removesuffix("\n"), params)]
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the prompt is expected in UTF-8: check the encoding of the terminal") from error
+    return [Asked(prompt, params)]
+
+
+def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> list[Asked]:
+    """Parse one prompt from each line that is not blank; an object may also hold sampling parameters by their names.
+
+    Raises RequestError for a line that is no JSON or no prompt, or whose parameters make no sense, naming `source` and
+    the line, before anything is run.
+    """
+    found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -25,12 +62,44 @@ def read_prompts(lines: Iterable[str], source: str) -> list[Any]:
             value = json.loads(line.strip())
         except (json.JSONDecodeError, RecursionError) as error:
             raise RequestError(f"{source}, line {number}: expected {FORMS}; got no JSON: {error}") from error
+        own = {}
+        if isinstance(value, dict):
+            own = {name: value.pop(name) for name in _PARAMS if name in value}
         if not _is_prompt(value):
-            raise RequestError(f"{source}, line {number}: expected {FORMS}; got {line.strip():.60}")
-        prompts.append(value)
-    if not prompts:
+            raise RequestError(
+                f"{source}, line {number}: expected {FORMS}, and beside prompt or prompt_token_ids nothing but "
+                f"{', '.join(_PARAMS)}; got {line.strip():.60}"
+            )
+        found.append(Asked(value, _merged(params, own, f"{source}, line {number}")))
+    if not found:
         raise RequestError(f"{source}: expected one prompt a line, found none")
-    return prompts
+    return found
+
+
+def _merged(params: SamplingParams, own: dict[str, Any], where: str) -> SamplingParams:
+    if not own:
+        return params
+    merged = replace(params, **own)
+    try:
+        merged.check()
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from error
+    return merged
+
+
+def _name(file: Path) -> str:
+    return "stdin" if file == STDIN else str(file)
+
+
+def _text(file: Path) -> str:
+    """Read a file, or stdin for "-"; raises RequestError."""
+    name = _name(file)
+    try:
+        return (sys.stdin.buffer.read() if file == STDIN else file.read_bytes()).decode()
+    except OSError as error:
+        raise RequestError(f"{name}: {error.strerror}; expected a file of prompts") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name}: expected UTF-8, byte {error.start} is {error.object[error.start]:#x}") from error
 
 
 def _is_prompt(value: object) -> bool:

@@ -60,7 +60,18 @@ def test_generate_continues_a_file_in_its_order(tmp_path: Path, greedy: str) -> 
     assert completions[0]["prompt_token_ids"] == [5, 6, 7]
     assert all(completion["finish_reason"] == "length" for completion in completions)
     text = run("generate", "--prompts", "-", *GREEDY, text=path.read_text())
-    assert text.stdout == "".join(completion["text"] + "\n" for completion in completions)
+    assert text.stdout == "".join(
+        f"[prompt {number} of 4]\n{completion['text']}\n" for number, completion in enumerate(completions, start=1)
+    )
+
+
+def test_a_line_may_have_its_own_parameters() -> None:
+    lines = (
+        '{"prompt": "The sea", "max_tokens": 3}\n"The sea"\n{"prompt_token_ids": [5], "ignore_eos": true, "top_k": 1}\n'
+    )
+    result = run("generate", "--prompts", "-", "--max-tokens", "5", "--ignore-eos", "--json", text=lines)
+    assert result.exit_code == 0
+    assert [len(json.loads(line)["token_ids"]) for line in result.stdout.splitlines()] == [3, 5, 5]
 
 
 def test_a_line_separator_inside_a_prompt_ends_no_line() -> None:
@@ -81,7 +92,7 @@ def test_one_bad_prompt_is_told_and_the_others_go_on(tmp_path: Path, greedy: str
     path.write_text(f'""\n"{PROMPT}"\n')
     result = run("generate", "--prompts", str(path), *GREEDY)
     assert result.exit_code == 1
-    assert result.stdout == f"\n{greedy}\n"
+    assert result.stdout == f"[prompt 1 of 2]\n\n[prompt 2 of 2]\n{greedy}\n"
     assert "error: prompt 1: the prompt is empty" in result.stderr
 
 

@@ -25,6 +25,7 @@ class Fault:
     words: tuple[str, ...]
     stdin: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+    early: bool = False
 
 
 def settings(what: str, *options: str, words: str, **environment: str) -> Fault:
@@ -35,33 +36,45 @@ def request(what: str, *options: str, words: str) -> Fault:
     return Fault(REQUESTS, what, ("generate", "x", *options), (words,))
 
 
+def early(what: str, *options: str, words: str) -> Fault:
+    """What no model could do is refused before one is looked for."""
+    return Fault(REQUESTS, what, ("generate", "x", "--model", "no/such", *options), (words,), early=True)
+
+
 def line(what: str, text: str, words: str, section: str = COMMANDS) -> Fault:
     return Fault(section, what, ("generate", "--prompts", "-", *SHORT), (words,), stdin=text + "\n")
 
 
 FAULTS = [
-    settings("a dtype that does not exist", "--dtype", "int8", words="dtype must be one of auto, bfloat16"),
+    settings(
+        "a dtype that does not exist",
+        "--dtype",
+        "int8",
+        "--model",
+        "no/such",
+        words="dtype must be one of auto, bfloat16",
+    ),
     settings("a cache dtype that does not exist", "--kv-cache-dtype", "int8", words="kv_cache_dtype must be"),
     settings("a decoder replay in words", "--decoder-replay", "some", words='"auto", "off" or a number'),
     settings("a decoder replay below the window", "--decoder-replay", "3", words="at least the window of 32"),
-    settings("a sequence length of one", "--max-model-len", "1", words="max_model_len must be an integer, 2 to"),
+    settings("a sequence length of one", "--max-model-len", "1", words="max_model_len must be an integer, at least 2"),
     settings("a sequence length beyond the model", "--max-model-len", "99999999", words="2 to 65536"),
-    settings("a negative seed", "--seed", "-1", words="seed must be an integer, 0 to"),
+    settings("a negative seed", "--seed", "-1", "--model", "no/such", words="seed must be an integer, 0 to"),
     settings("a log level that does not exist", words="debug, info, warning, error", DEEPINFER_LOG_LEVEL="loud"),
-    request("max_tokens 0", "--max-tokens", "0", words="max_tokens must be an integer, at least 1"),
-    request("temperature -1", "--temperature", "-1", words="temperature must be a number, at least 0"),
-    request("temperature that is no number", "--temperature", "nan", words="temperature must be a number"),
-    request("top_p 0", "--top-p", "0", words="top_p must be above 0"),
-    request("top_p above 1", "--top-p", "1.5", words="top_p must be a number, 0 to 1"),
-    request("top_k -2", "--top-k", "-2", words="top_k must be an integer, -1 to 9223372036854775807"),
-    request("min_p above 1", "--min-p", "2", words="min_p must be a number, 0 to 1"),
+    early("max_tokens 0", "--max-tokens", "0", words="max_tokens must be an integer, at least 1"),
+    early("temperature -1", "--temperature", "-1", words="temperature must be a number, at least 0"),
+    early("temperature that is no number", "--temperature", "nan", words="temperature must be a number"),
+    early("top_p 0", "--top-p", "0", words="top_p must be above 0"),
+    early("top_p above 1", "--top-p", "1.5", words="top_p must be a number, 0 to 1"),
+    early("top_k -2", "--top-k", "-2", words="top_k must be an integer, -1 to 9223372036854775807"),
+    early("min_p above 1", "--min-p", "2", words="min_p must be a number, 0 to 1"),
     request("a repetition penalty of 0", "--repetition-penalty", "0", words="repetition_penalty must be above 0"),
     request("a presence penalty of 3", "--presence-penalty", "3", words="presence_penalty must be a number, -2 to 2"),
     request("a frequency penalty of -3", "--frequency-penalty", "-3", words="frequency_penalty must be a number"),
     request("an empty bad word", "--bad-word", "", words="each of bad_words must be a text"),
     request("more min_tokens than max_tokens", "--min-tokens", "200", words="must be at most max_tokens=128"),
     request("more logprobs than tokens", "--logprobs", "9999", words="logprobs must be an integer, -1 to 512"),
-    request("an empty stop string", "--stop", "", words="each stop string must be a text of at least one character"),
+    early("an empty stop string", "--stop", "", words="each stop string must be a text of at least one character"),
     line("an empty prompt", '""', "the prompt is empty", REQUESTS),
     line("a prompt without tokens", "[]", "at least one", REQUESTS),
     line("a token id out of range", "[5, 512]", "512", REQUESTS),
@@ -69,6 +82,8 @@ FAULTS = [
     line("an image token", f'"a {IMAGE_TOKEN} b"', "image", REQUESTS),
     line("a line that is no JSON", '"a"\n"b', "stdin, line 2: expected a JSON string"),
     line("a line that is no prompt", '{"text": "a"}', "stdin, line 1: expected a JSON string"),
+    line("a line with a parameter that does not exist", '{"prompt": "a", "max_token": 1}', "nothing but temperature"),
+    line("a line with a parameter without sense", '{"prompt": "a", "top_p": 2}', "stdin, line 1: top_p must be"),
     line("a file without prompts", "", "expected one prompt a line, found none"),
     Fault(
         COMMANDS,
@@ -95,7 +110,7 @@ def test_fault_has_its_message(fault: Fault, tmp_path: Path, errors_page: Any) -
     environment = {"DEEPINFER_ACCELERATOR": "cpu", "DEEPINFER_HF_MODEL_DIR": "", **dict(fault.environment)}
     command = [places.get(word, word) for word in fault.command]
     result = CliRunner(env=environment).invoke(app, command, input=fault.stdin)
-    assert result.exit_code == FAILED[fault.section]
+    assert result.exit_code == (2 if fault.early else FAILED[fault.section])
     (message,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
     for words in fault.words:
         assert words in message

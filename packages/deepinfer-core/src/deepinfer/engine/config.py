@@ -97,13 +97,7 @@ def resolve_precision(dtype: str, kv_cache_dtype: str, model: ModelConfig, store
 
     "auto" computes quantised checkpoints in bfloat16 with inputs rounded to FP8, as they were trained.
     """
-    if dtype not in get_args(DtypeChoice):
-        raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeChoice))}, got {dtype!r}")
-    if kv_cache_dtype not in get_args(CacheChoice):
-        raise ConfigError(
-            'kv_cache_dtype must be "auto" (the model\'s quantised records) or "model" (unquantised), '
-            f"got {kv_cache_dtype!r}"
-        )
+    check_dtypes(dtype, kv_cache_dtype)
     cache = "model" if kv_cache_dtype == "model" else "records"
     if dtype != "auto":
         return Precision(DTYPES[dtype], round_inputs=False, cache=cache)
@@ -112,10 +106,21 @@ def resolve_precision(dtype: str, kv_cache_dtype: str, model: ModelConfig, store
     return Precision(stored, round_inputs=False, cache=cache)
 
 
-def check_options(options: EngineOptions, model: ModelConfig) -> None:
-    """Raise ConfigError for the first option that no memory could honour."""
+def check_dtypes(dtype: str, kv_cache_dtype: str) -> None:
+    """Raise ConfigError for a dtype that no model could have."""
+    if dtype not in get_args(DtypeChoice):
+        raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeChoice))}, got {dtype!r}")
+    if kv_cache_dtype not in get_args(CacheChoice):
+        raise ConfigError(
+            'kv_cache_dtype must be "auto" (the model\'s quantised records) or "model" (unquantised), '
+            f"got {kv_cache_dtype!r}"
+        )
+
+
+def check_options(options: EngineOptions, model: ModelConfig | None = None) -> None:
+    """Raise ConfigError for the first option that no memory could honour; without `model`, that no model could."""
     for name, value, low, high in (
-        ("max_model_len", options.max_model_len, 2, model.max_positions),
+        ("max_model_len", options.max_model_len, 2, None if model is None else model.max_positions),
         ("max_num_seqs", options.max_num_seqs, 1, None),
         ("max_num_batched_tokens", options.max_num_batched_tokens, 1, None),
         ("max_prefill_tokens_per_step", options.max_prefill_tokens_per_step, 1, None),

@@ -42,9 +42,11 @@ class Sampled:
     token_ids [N]     the tokens of all drawing sequences, one sequence behind the other
     counts [samples]  how many each gained: accepted drafts and one more, so at least one
     logprobs          by table row, an item for each of its tokens; prompt_logprobs the same for rows of its prompt
+    lost              table rows whose logits are not finite: their tokens mean nothing
     """
 
     token_ids: Integers
     counts: Integers
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()

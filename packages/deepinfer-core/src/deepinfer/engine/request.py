@@ -81,8 +81,8 @@ class SamplingParams:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def check(self, vocab_size: int) -> None:
-        """Raise RequestError for the first value that cannot be honoured."""
+    def check(self, vocab_size: int | None = None) -> None:
+        """Raise RequestError for the first value that cannot be honoured; None = by any vocabulary."""
         check_number(
             "temperature", self.temperature, 0, math.inf, "0 for the best token, 1 for the model's distribution"
         )
@@ -104,7 +104,11 @@ class SamplingParams:
             if values is not None and not isinstance(values, Sequence):
                 raise RequestError(f"{name} must be a list, got {values!r}: leave it out for none")
         for token in self.stop_token_ids or ():
-            check_integer("each of stop_token_ids", token, 0, vocab_size - 1, f"the vocabulary has {vocab_size} ids")
+            last = None if vocab_size is None else vocab_size - 1
+            advice = "token ids begin at 0" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
+            check_integer("each of stop_token_ids", token, 0, last, advice)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
         for text in self.stop_strings:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"each stop string must be a text of at least one character, got {text!r}")

@@ -36,7 +36,8 @@ class Flight:
     """A step that the device was given: what it computes, and its results on their way to the host.
 
     token_ids     int64 [L] on the device: the tokens drawn for `plan.rows[plan.samples]`
-    host_tokens   the same on the host, as everything below valid once `landed` is reached (None = at once)
+    host_tokens   the same on the host, -1 for logits that are not finite; as everything below, valid once `landed` is
+                  reached (None = at once)
     logprobs, prompt_logprobs  by table row
     """
 
@@ -74,7 +75,8 @@ class Sampler:
             plan=plan,
             batch=batch,
             token_ids=token_ids,
-            host_tokens=self._transfer.to_host(token_ids),
+            # The largest of a row is NaN where any of them is; for what a row of -inf alone means there is no token.
+            host_tokens=self._transfer.to_host(torch.where(logits.amax(-1).isfinite(), token_ids, -1)),
             logprobs=self._generated(logits, ruled, token_ids, rows),
             prompt_logprobs=self._prompts(output.logits, plan),
             landed=self._transfer.mark(),
@@ -87,8 +89,12 @@ class Sampler:
         plan = flight.plan
         tokens = flight.host_tokens.numpy()
         counts = np.ones(len(tokens), dtype=np.int64)
+        lost: frozenset[int] = frozenset()
+        if len(tokens) and tokens.min() < 0:
+            lost = frozenset(plan.rows[plan.samples][tokens < 0].tolist())
+            tokens = np.maximum(tokens, 0)
         if not (flight.logprobs or flight.prompt_logprobs):
-            return Sampled(tokens, counts)
+            return Sampled(tokens, counts, lost=lost)
         drawn = dict(zip(plan.rows[plan.samples].tolist(), tokens.tolist(), strict=True))
         return Sampled(
             tokens,
@@ -98,6 +104,7 @@ class Sampler:
                 int(plan.rows[i]): _logprobs(flight.prompt_logprobs[int(plan.rows[i])], self._following(plan, i))
                 for i in plan.prompt_rows
             },
+            lost,
         )
 
     def draw_rows(self, logits: Tensor, rows: Integers, positions: Integers) -> Tensor:

@@ -20,6 +20,14 @@ PROMPT_ROWS = 512
 """Most rows of a request in a step when the logits of all are wanted: a row is as long as the vocabulary."""
 
 
+NOT_FINITE = (
+    "the model gave logits that are not finite (NaN or infinity) after {} tokens of this request; which layer began "
+    'it is not known: compare the files of the checkpoint with their checksums, and try dtype="float32" and '
+    'kv_cache_dtype="model"'
+)
+"""Why a request ends whose next token cannot be drawn; others of its step go on."""
+
+
 class _NeedsTokens(Exception):
     """The next step cannot be chosen before the tokens of the one in flight are known."""
 
@@ -131,6 +139,11 @@ class Scheduler:
             sequence = table[row]
             start, end = end, end + count
             if sequence.finished:
+                continue
+            if row in sampled.lost:
+                length = sequence.prompt_length + len(sequence.generated)
+                progress.append(_ended(sequence, "error", NOT_FINITE.format(length)))
+                ended.append(row)
                 continue
             gained = sequence.take(tokens[start:end])
             logprobs = sampled.logprobs.get(row) if sampled.logprobs else None

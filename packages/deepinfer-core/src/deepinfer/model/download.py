@@ -58,7 +58,8 @@ def fetch(model: str | Path, hub: Hub, patterns: tuple[str, ...] = PATTERNS) -> 
     """Return the folder of `model`: itself when it is a folder, else that of a download of the Hub's model.
 
     The download holds all files that match `patterns`, such as `CONFIG_ONLY`, and what was downloaded earlier.  A
-    broken connection is resumed; a download that ended is continued by the next one, file by file.
+    broken connection is resumed; a download that ended is continued by the next one, file by file: huggingface_hub
+    gives every download a file of its own and removes it when it fails, so that an unfinished file starts anew.
 
     Raises CheckpointError for a folder that does not exist, a model that is unknown or gated, no network, and too
     little disk space, which is checked before the start.
