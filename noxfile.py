@@ -91,7 +91,7 @@ def soak(session: nox.Session) -> None:
 
 def _test_all(session: nox.Session, resolution: str) -> None:
     members = [argument for name in MEMBERS for argument in ("--editable", f"packages/{name}")]
-    extras = ["deepinfer-core[structured]", "deepseek-recipe[fetch,images]"]
+    extras = ["deepinfer-core[metrics,plot,structured]", "deepseek-recipe[fetch,images]"]
     groups = ["--group", "pyproject.toml:test"]
     session.install("--quiet", "--resolution", resolution, "--upgrade", *members, *extras, *groups)
     session.run("pytest", *session.posargs)

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,6 +111,9 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
     help='"auto", "off", or how many last tokens run the whole model.',
 )
 @click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Write a timeline to this file, for chrome://tracing or Perfetto."
+)
 @_json
 @_debug
 @click.pass_obj
@@ -122,6 +125,7 @@ def generate(
     prompts: Path | None,
     model: str | None,
     accelerator: str | None,
+    trace: Path | None,
     as_json: bool,
     debug: bool,
     **choices: Any,
@@ -148,8 +152,9 @@ def generate(
             torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
-        increments = llm.generate([one.prompt for one in asked], [one.params for one in asked], stream=True)
-        tokens, failed = (print_json if as_json else print_text)(increments, len(asked))
+        with nullcontext() if trace is None else llm.observe(trace):
+            increments = llm.generate([one.prompt for one in asked], [one.params for one in asked], stream=True)
+            tokens, failed = (print_json if as_json else print_text)(increments, len(asked))
         seconds = time.perf_counter() - begin
         _log.info("%d tokens in %.2f s, %.1f a second", tokens, seconds, tokens / seconds)
         if failed:

@@ -42,6 +42,8 @@ from deepinfer.model.weights import Weights
 
 if TYPE_CHECKING:
     from deepinfer.chat import ChatFormat, ChatStream
+    from deepinfer.engine.metrics import Snapshot
+    from deepinfer.engine.observer import Observer
     from deepseek_recipe import Message
 
 Prompt = str | Sequence[int] | Mapping[str, object]
@@ -111,6 +113,7 @@ class LLM:
         self.engine = Engine(self.config, checkpoint.config, network, ops, opened, self.tokenizer)
         self._mail: dict[int, list[Progress]] = {}
         self._format: ChatFormat | None = None
+        self._observer: Observer | None = None
 
     @overload
     def generate(
@@ -214,6 +217,23 @@ class LLM:
         steps = self.generate({"prompt_token_ids": prompt.token_ids}, params, stream=True)
         answer: ChatStream = self._chat_module().ChatStream(steps, chat_format.parser(prompt))
         return answer if stream else answer.read().message
+
+    def observe(self, trace: str | Path | None = None) -> "Observer":
+        """Count from now on what `metrics` tells; with `trace`, write a timeline in Chrome's format to that file.
+
+        Returns the observer, which ends with its `close` or as a context; an earlier one ends now.  Raises ConfigError
+        when the file cannot be written.
+        """
+        if self._observer is not None:
+            self._observer.close()
+        observation = importlib.import_module("deepinfer.engine.observer")
+        observer: Observer = observation.observe(self.engine, trace)
+        self._observer = observer
+        return observer
+
+    def metrics(self) -> "Snapshot":
+        """Counters, levels and times of the requests since `observe`, or since the first call of this."""
+        return (self._observer or self.observe()).metrics.snapshot()
 
     def _chat_format(self) -> "ChatFormat":
         if self._format is None:

@@ -75,6 +75,7 @@ class Engine:
             window_blocks=config.window_blocks,
             states=config.max_num_seqs,
         )
+        self.table = table
         self.scheduler = Scheduler(config, model_config.window, table)
         transfer = Transfer(accelerator)
         self.builder = BatchBuilder(model_config, table, transfer)
