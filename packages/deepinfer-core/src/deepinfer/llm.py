@@ -102,8 +102,7 @@ class LLM:
         )
         _check_early(model, dtype, kv_cache_dtype, options)
         opened = open_accelerator(accelerator)
-        checkpoint = open_checkpoint(model)
-        check_options(options, checkpoint.config)
+        checkpoint = _open(model, options)
         self.model_config = checkpoint.config
         self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
         self.tokenizer = checkpoint.tokenizer
@@ -386,6 +385,13 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, Integral) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)
+
+
+def _open(model: str | Path, options: EngineOptions) -> Checkpoint:
+    """Open a checkpoint by name and hold the options against it."""
+    checkpoint = open_checkpoint(model)
+    check_options(options, checkpoint.config)
+    return checkpoint
 
 
 def _resolve(

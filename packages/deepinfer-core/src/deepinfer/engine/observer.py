@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PARTS = {
     "scheduler": {
         "schedule": "schedule",
+        "schedule_ahead": "schedule",
         "commit": "commit",
         "fail": "commit",
         "retract": "commit",
@@ -113,6 +114,7 @@ class Observer:
         histogram = self.metrics.parts.setdefault(part, Histogram())
         look: dict[str, Callable[..., None]] = {
             "schedule": self._planned,
+            "schedule_ahead": self._planned,
             "commit": self._committed,
             "fail": self._failed,
             "retract": self._broken_off,
@@ -143,7 +145,9 @@ class Observer:
             self.metrics.counters["prompt_tokens"] += sequence.prompt_length
         self._scheduler.submit(sequence)
 
-    def _planned(self, plan: "Plan", now: float) -> None:
+    def _planned(self, plan: "Plan | None", now: float) -> None:
+        if plan is None:
+            return
         counters, gauges = self.metrics.counters, self.metrics.gauges
         gauges["running"] = len(plan.rows)
         gauges["waiting"] = max(0, len(self._open) - len(plan.rows))
