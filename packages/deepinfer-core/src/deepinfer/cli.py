@@ -1,4 +1,4 @@
-"""The command line: generate, accelerators, doctor, plan, tiny.
+"""The command line: generate, bench, accelerators, doctor, plan, tiny.
 
 Each command says what it needs and hands over; torch is imported only by those that compute.
 """
@@ -158,6 +158,83 @@ def generate(
         seconds = time.perf_counter() - begin
         _log.info("%d tokens in %.2f s, %.1f a second", tokens, seconds, tokens / seconds)
         if failed:
+            raise Exit(1)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  deepinfer bench                                    32 requests at once: the most tokens a second
+  deepinfer bench --rate 1 --rate 2 --rate 4 --plot load.png
+  deepinfer bench --prompt-tokens 512:2048 --shared-prefix 0.9 --model /path/to/checkpoint
+  deepinfer bench --arrivals day.jsonl --json
+
+\b
+What to look at:
+  time to first token     what a user waits before anything comes; it grows without end when the offered rate is more
+                          than the engine can do: requests queue
+  time per output token   the pace of the text; it grows with how many requests run at once
+  output tokens/s         what the machine gives in all; best with all at once
+
+A run with --rate sends requests at random moments, so many a second in the mean, whether the engine keeps up or not;
+the same seed gives the same requests at every rate. A line of an arrivals file is
+{"time": seconds, "prompt_tokens": number, "output_tokens": number}. Prompts are random tokens: what the model says
+does not matter, how long it takes does.""",
+)
+@click.option("--model", help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny]')
+@_accelerator
+@click.option("--requests", default=32, help="How many requests a run has.")
+@click.option("--prompt-tokens", default="128", help="Length of a prompt, or a range as 64:256.")
+@click.option("--output-tokens", default="64", help="Tokens that are generated, or a range.")
+@click.option("--shared-prefix", default=0.0, help="Share of each prompt, 0 to 1, that all have in common.")
+@click.option("--rate", "rates", type=float, multiple=True, help="Requests a second; may be repeated.  [default: inf]")
+@click.option("--arrivals", type=click.Path(path_type=Path), help="Take times and lengths from this JSONL file.")
+@click.option("--temperature", default=1.0, help="0 takes the best token.")
+@click.option("--warmup", default=2, help="Requests before the measurement, which do not count.")
+@click.option("--max-num-seqs", default=256, help="Sequences that run at once.")
+@click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of arrivals, lengths and tokens.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw latency against load into this PNG.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline of all runs, as `generate --trace`.")
+@_json
+@_debug
+@click.pass_obj
+def bench(
+    environment: Environment,
+    /,
+    *,
+    model: str | None,
+    accelerator: str | None,
+    trace: Path | None,
+    as_json: bool,
+    debug: bool,
+    **choices: Any,
+) -> None:
+    """Measure throughput and latency of requests that come all at once, at random, or as a file says."""
+    with reported(debug=debug):
+        import rich
+        import torch
+
+        from deepinfer.bench.command import draw_into, parse, run_all
+        from deepinfer.bench.report import as_dict, table
+        from deepinfer.llm import LLM
+        from deepinfer.loading_bar import LoadingBar
+
+        engine = {option: choices.pop(option) for option in ("max_num_seqs", "max_model_len")}
+        options = parse(**choices)
+        name = model or environment.model or TINY
+        if name == TINY:
+            torch.set_num_threads(1)
+        llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
+        with nullcontext() if trace is None else llm.observe(trace):
+            results = run_all(llm, options)
+        if options.plot is not None:
+            draw_into(options.plot, results, name)
+        if as_json:
+            click.echo(json.dumps(as_dict(results, model=name), indent=1))
+        else:
+            rich.print(table(results))
+        if any(result.failed for result in results):
             raise Exit(1)
 
 

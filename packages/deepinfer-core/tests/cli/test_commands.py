@@ -266,3 +266,26 @@ def test_help_teaches() -> None:
         assert command in overview
         assert f"deepinfer {command} " in run(command, "--help").stdout
     assert run("--version").stdout.startswith("deepinfer-core ")
+
+
+def test_bench_prints_json_and_writes_a_timeline(tmp_path: Path) -> None:
+    short = ("--requests", "2", "--prompt-tokens", "4", "--output-tokens", "2", "--max-model-len", "128")
+    trace = tmp_path / "trace.json"
+    result = run("bench", *short, "--rate", "100", "--rate", "inf", "--json", "--trace", str(trace))
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert [(one["rate"], one["output_tokens"]) for one in told["runs"]] == [(100, 4), ("inf", 4)]
+    assert {event["name"] for event in json.loads(trace.read_text())} >= {"step", "build", "run", "decode"}
+
+
+def test_a_bench_with_failures_ends_with_1() -> None:
+    result = run("bench", "--requests", "1", "--prompt-tokens", "300", "--max-model-len", "128")
+    assert result.exit_code == 1
+    assert "0 of 1" in result.stdout
+    assert "max_model_len=128" in result.stderr
+
+
+def test_generate_writes_a_timeline(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    assert run("generate", "x", "--max-tokens", "3", "--max-model-len", "128", "--trace", str(trace)).exit_code == 0
+    assert sum(event["name"] == "step" for event in json.loads(trace.read_text())) >= 3

@@ -45,6 +45,10 @@ def line(what: str, text: str, words: str, section: str = COMMANDS) -> Fault:
     return Fault(section, what, ("generate", "--prompts", "-", *SHORT), (words,), stdin=text + "\n")
 
 
+def benched(what: str, *options: str, words: str) -> Fault:
+    return Fault(COMMANDS, what, ("bench", "--model", "no/such", *options), (words,))
+
+
 FAULTS = [
     settings(
         "a dtype that does not exist",
@@ -99,6 +103,11 @@ FAULTS = [
         COMMANDS, "a memory size without sense", ("plan", "tiny", "--memory", "much"), ("memory is expected as 141GB",)
     ),
     Fault(COMMANDS, "a plan for no sequence", ("plan", "tiny", "--sequences", "0"), ("sequences is expected",)),
+    benched("a benchmark at no rate", "--rate", "0", words="above 0, or inf for all at once"),
+    benched("a benchmark with rates and a file", "--rate", "1", "--arrivals", "day.jsonl", words="got both"),
+    benched("a benchmark of prompts without length", "--prompt-tokens", "none", words="a range such as 64:256"),
+    benched("a share above 1", "--shared-prefix", "1.5", words="a share from 0 to 1"),
+    benched("a file of arrivals that is not there", "--arrivals", "gone.jsonl", words="expected a file of JSON lines"),
     Fault(COMMANDS, "a folder that is in use", ("tiny", "FULL"), ("exists already and is not empty",)),
 ]
 
