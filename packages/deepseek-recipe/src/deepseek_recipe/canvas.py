@@ -97,6 +97,15 @@ class Canvas:
         """Write a control token."""
         self.spelled(self.tokens.token(token))
 
+    def tag(self, before: str, after: str) -> None:
+        """Write the token of tool markup between two texts."""
+        start = self.length + len(before)
+        dsml = self.tokens.token(SpecialToken.Dsml)
+        self.parts += before, dsml, after
+        self.length = start + len(dsml) + len(after)
+        if dsml:
+            self.ranges.append((start, start + len(dsml)))
+
     def finish(self) -> RenderedPrompt:
         """The prompt so far."""
         return RenderedPrompt("".join(self.parts), self.ranges, self.images)
@@ -158,9 +167,7 @@ class Canvas:
 
     def opener(self) -> None:
         """Open a block of tool calls."""
-        self.text("\n\n<")
-        self.token(SpecialToken.Dsml)
-        self.text(f"{self.dialect.calls}>\n")
+        self.tag("\n\n<", f"{self.dialect.calls}>\n")
 
     def calls(self, message: Message) -> None:
         """Write the block of a message's tool calls, as the model wrote it if that is known."""
@@ -174,32 +181,21 @@ class Canvas:
         self.opener()
         for call in message.tool_calls or ():
             self.call(call)
-        self.text("</")
-        self.token(SpecialToken.Dsml)
-        self.text(f"{self.dialect.calls}>")
+        self.tag("</", f"{self.dialect.calls}>")
 
     def call(self, call: ToolCall) -> None:
         """Write one call: a parameter for each argument, or `arguments` whole if they are no JSON object."""
         arguments = parse_object(call.arguments)
         if arguments is None:
             arguments = {"arguments": call.arguments}
-        self.text("<")
-        self.token(SpecialToken.Dsml)
-        self.text(f'{self.dialect.invoke} name="{call.name}">\n')
+        invoke, parameter = self.dialect.invoke, self.dialect.parameter
+        self.tag("<", f'{invoke} name="{call.name}">\n')
         for key, value in arguments.items():
             is_string = isinstance(value, str)
-            self.text("<")
-            self.token(SpecialToken.Dsml)
-            self.text(f'{self.dialect.parameter} name="{key}" string="{"true" if is_string else "false"}">')
-            self.text(value if is_string else self.json(value))
-            self.text("</")
-            self.token(SpecialToken.Dsml)
-            self.text(f"{self.dialect.parameter}>\n")
-        if not arguments:
-            self.text(self.dialect.empty_arguments)
-        self.text("</")
-        self.token(SpecialToken.Dsml)
-        self.text(f"{self.dialect.invoke}>\n")
+            text = value if is_string else self.json(value)
+            self.tag("<", f'{parameter} name="{key}" string="{"true" if is_string else "false"}">{text}')
+            self.tag("</", f"{parameter}>\n")
+        self.tag("</" if arguments else f"{self.dialect.empty_arguments}</", f"{invoke}>\n")
 
     def tail(self, conversation: Conversation) -> None:
         """Write the header after which the model writes."""

@@ -23,6 +23,8 @@ _STRING_OR_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.]*e[-+][0-9]+')
 
 def spaced_json(value: Json, *, python_floats: bool) -> str:
     """JSON with `, ` and `: `, keys in order, non-ASCII raw; floats as Python prints them or as `float_text`."""
+    if type(value) is int:
+        return str(value)
     text = _encode_spaced(value)
     return text if python_floats else _respell_floats(text)
 
