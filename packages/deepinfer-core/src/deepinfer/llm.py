@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 import torch
 
 from deepinfer.accelerator.base import Accelerator
-from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.registry import open_accelerator
 from deepinfer.accelerator.report import shapes_of, start_line
+from deepinfer.drafting import find_drafter
 from deepinfer.engine.config import (
     CacheChoice,
     CacheMemory,
+    DraftChoice,
+    DraftRule,
     DtypeChoice,
     EngineConfig,
     EngineOptions,
@@ -28,8 +30,11 @@ from deepinfer.engine.config import (
     resolve,
     resolve_precision,
 )
+from deepinfer.engine.draft_report import DraftReport, DraftStep
+from deepinfer.engine.drafter import DraftMode
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.request import Completion, Increment, Logprobs, Progress, Request, SamplingParams
+from deepinfer.engine.speculation import Drafting
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.installation import check_recipe
 from deepinfer.model.checkpoint import Checkpoint, open_checkpoint
@@ -51,6 +56,9 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 
 NOT_LOADED = ("vision.", "aligner.", "image_")
 """Tensors whose headers are checked and whose data waits for the image tower."""
+
+NO_DRAFTS = "penalties, bias and banned tokens are worked out from one token to the next"
+"""Why a request gets no drafts from an engine that drafts."""
 
 MEMORY_FRACTION = 0.9
 HOST_CACHE_BYTES = 1 << 26
@@ -87,6 +95,8 @@ class LLM:
         max_prefill_tokens_per_step: int | None = None,
         overlap: bool = True,
         memory_fraction: float | None = None,
+        draft: DraftChoice = "off",
+        draft_rule: DraftRule = "match",
         seed: int = 0,
         progress: LoadingProgress | None = None,
     ) -> None:
@@ -98,6 +108,8 @@ class LLM:
             max_prefill_tokens_per_step=max_prefill_tokens_per_step,
             overlap=overlap,
             memory_fraction=memory_fraction,
+            draft=draft,
+            draft_rule=draft_rule,
             seed=seed,
         )
         _check_early(model, dtype, kv_cache_dtype, options)
@@ -106,13 +118,28 @@ class LLM:
         self.model_config = checkpoint.config
         self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
         self.tokenizer = checkpoint.tokenizer
-        ops = opened.ops(self.config.precision)
-        _log.info("%s", start_line(opened, ops, shapes_of(checkpoint.config)))
-        network, self.draft_stages = _load(checkpoint, opened, ops, progress)
-        self.engine = Engine(self.config, checkpoint.config, network, ops, opened, self.tokenizer)
+        self.engine = self._load(checkpoint, opened, options, progress)
         self._mail: dict[int, list[Progress]] = {}
         self._format: ChatFormat | None = None
         self._observer: Observer | None = None
+
+    def _load(
+        self, checkpoint: Checkpoint, accelerator: Accelerator, options: EngineOptions, progress: LoadingProgress | None
+    ) -> Engine:
+        """Load the model and, where drafts are wanted, its draft stages; no tensor is left over."""
+        config, ops = checkpoint.config, accelerator.ops(self.config.precision)
+        _log.info("%s", start_line(accelerator, ops, shapes_of(config)))
+        drafter = find_drafter(options.draft, config)
+        weights = Weights(checkpoint, ops, accelerator, progress)
+        model = DeepSeek(config, weights, ops)
+        drafting = None
+        if drafter is not None:
+            mode: DraftMode = "on" if options.draft == "on" else "auto"
+            drafting = Drafting(DraftStages(model, weights), drafter, options.draft_rule, mode)
+        weights.check_only(NOT_LOADED if drafting else (*NOT_LOADED, "mtp."))
+        weights.finish()
+        self._drafts = drafting is not None
+        return Engine(self.config, config, model, ops, accelerator, self.tokenizer, drafting=drafting)
 
     @overload
     def generate(
@@ -250,7 +277,8 @@ class LLM:
         refused: list[Increment] = []
         try:
             for index, prompt in enumerate(prompts):
-                call = _Call(index, self.config.replay_of(params[index]))
+                call = _Call(index, self.config.replay_of(params[index]), self._drafts)
+                call.no_drafts = NO_DRAFTS if params[index].has_rules else None
                 try:
                     call.prompt = self._token_ids(prompt)
                     request = Request(call.prompt, params[index], index=index)
@@ -327,16 +355,21 @@ class _Call:
 
     index: int
     decoder_replay: int | None
+    drafts: bool = False
+    no_drafts: str | None = None
     prompt: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    draft_steps: list[DraftStep | None] = field(default_factory=list)
 
     def take(self, progress: Progress) -> Increment:
         """Add what a step gave."""
         self.tokens += progress.token_ids
         self.texts.append(progress.text)
+        if progress.token_ids and self.drafts:
+            self.draft_steps.append(progress.draft_step)
         if progress.logprobs is not None:
             self.logprobs.append(progress.logprobs)
         if progress.prompt_logprobs is not None:
@@ -353,10 +386,10 @@ class _Call:
                 logprobs=_joined(self.logprobs),
                 prompt_logprobs=_joined(self.prompt_logprobs),
                 decoder_replay=self.decoder_replay,
+                drafts=DraftReport.of(self.draft_steps, self.no_drafts) if self.drafts else None,
             )
-        return Increment(
-            self.index, progress.text, progress.token_ids, progress.logprobs, progress.finish_reason, completion
-        )
+        gained = progress.text, progress.token_ids, progress.logprobs, progress.finish_reason
+        return Increment(self.index, *gained, completion, progress.draft_step)
 
     def refuse(self, error: str) -> Increment:
         """End a request that could not be added."""
@@ -426,15 +459,3 @@ def _cache_memory(fraction: float | None, checkpoint: Checkpoint, accelerator: A
         )
     on_host = accelerator.device.type == "cpu"
     return CacheMemory(usable - weights, HOST_CACHE_BYTES if on_host and fraction is None else None)
-
-
-def _load(
-    checkpoint: Checkpoint, accelerator: Accelerator, ops: Ops, progress: LoadingProgress | None
-) -> tuple[DeepSeek, DraftStages | None]:
-    """Load the model and, where the checkpoint has them, its draft stages; no tensor is left over."""
-    weights = Weights(checkpoint, ops, accelerator, progress)
-    model = DeepSeek(checkpoint.config, weights, ops)
-    stages = DraftStages(model, weights) if checkpoint.config.draft else None
-    weights.check_only(NOT_LOADED if stages else (*NOT_LOADED, "mtp."))
-    weights.finish()
-    return model, stages

@@ -21,6 +21,7 @@ from deepinfer.accelerator.parameters import Precision
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.request import Completion, Progress, Request, SamplingParams
+from deepinfer.engine.speculation import Drafting
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.deepseek import ModelOutput
 from deepinfer.model.kv_cache import KVCache
@@ -66,8 +67,8 @@ def engine_config(**changes: object) -> EngineConfig:
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
-def checked_engine(config: EngineConfig, model: ModelConfig) -> Engine:
-    return Engine(config, model, CheckingModel(model), small_ops(), CpuAccelerator(), None)
+def checked_engine(config: EngineConfig, model: ModelConfig, drafting: Drafting | None = None) -> Engine:
+    return Engine(config, model, CheckingModel(model), small_ops(), CpuAccelerator(), None, drafting=drafting)
 
 
 def fingerprint(parts: Sequence[NDArray[np.integer] | int]) -> Hashes:

@@ -1,6 +1,7 @@
 """The whole loop over the checking model: any schedule gives each request what a lone run gives, and leaks nothing."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.request import Progress, Request, SamplingParams
+from deepinfer.engine.speculation import Drafting
 from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
 
@@ -28,6 +30,7 @@ from .checker import (
     small_ops,
     tokens_of,
 )
+from .oracle import drafting
 
 V41 = small_config()
 V4 = small_config("deepseek_v4")
@@ -60,6 +63,10 @@ def requests(draw: st.DrawFn) -> Request:
     return Request(prompt, greedy(max_tokens=draw(st.integers(1, 25)), prompt_logprobs=rows))
 
 
+def _seeded(request: Request, seed: int) -> Request:
+    return replace(request, params=replace(request.params, seed=seed))
+
+
 def _check(model: ModelConfig, config: EngineConfig, request: Request, gained: list[Progress]) -> None:
     wanted = lone_run(model, config, request)
     assert tokens_of(gained) == wanted.token_ids
@@ -72,13 +79,25 @@ def _check(model: ModelConfig, config: EngineConfig, request: Request, gained: l
         assert not rows
 
 
+def _drafting(model: ModelConfig, config: EngineConfig, requests: list[Request], data: st.DataObject) -> Drafting:
+    """Drafts that are right as often as an example says, for requests that are told apart by their seeds."""
+    texts = {}
+    for request in requests:
+        assert request.params.seed is not None
+        texts[request.params.seed] = [*request.prompt_token_ids, *lone_run(model, config, request).token_ids]
+    return drafting(texts, wrong=data.draw(st.sampled_from([0.0, 0.3, 0.9])), seed=data.draw(st.integers(0, 99)))
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
 @pytest.mark.parametrize("model", [V41, V4], ids=["v41", "v4"])
 @given(data=st.data())
 @settings(max_examples=EXAMPLES // 4)
-def test_any_schedule_gives_what_a_lone_run_gives(model: ModelConfig, data: st.DataObject) -> None:
+def test_any_schedule_gives_what_a_lone_run_gives(model: ModelConfig, drafts: bool, data: st.DataObject) -> None:
     config = data.draw(configs(model))
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), requests(), st.integers(0, 40)), min_size=1, max_size=8))
-    engine = checked_engine(config, model)
+    arrivals = [(when, _seeded(request, seed), doom) for seed, (when, request, doom) in enumerate(arrivals)]
+    wanted = [request for _, request, _ in arrivals]
+    engine = checked_engine(config, model, _drafting(model, config, wanted, data) if drafts else None)
     ids: dict[int, Request] = {}
     aborts: dict[int, int] = {}
     gained: dict[int, list[Progress]] = {}
@@ -101,8 +120,8 @@ def test_any_schedule_gives_what_a_lone_run_gives(model: ModelConfig, data: st.D
     assert not engine.has_work
     for number, request in ids.items():
         if gained[number][-1].finish_reason == "abort":
-            wanted = lone_run(model, config, request).token_ids
-            assert tokens_of(gained[number]) == wanted[: len(tokens_of(gained[number]))]
+            whole = lone_run(model, config, request).token_ids
+            assert tokens_of(gained[number]) == whole[: len(tokens_of(gained[number]))]
         else:
             _check(model, config, request, gained[number])
     assert engine.scheduler.blocks.free == config.blocks

@@ -21,4 +21,4 @@ class DrafterEntry:
         return None
 
 
-entry = DrafterEntry(contract_version=1, priority=0, target="deepspark.drafter:DSparkDrafter")
+entry = DrafterEntry(contract_version=1, priority=0, target="deepspark.serving:ServingDrafter")

@@ -21,13 +21,15 @@ class Parking:
     margin: drafting must promise this share more tokens a second.  patience: how many steps' worth of tokens a losing
     spell may cost before drafting is parked; it bounds the loss, and keeps the noise of a small batch from parking a
     winner.  A parked scheduler drafts a short burst, one draft a request verified, every `first_probe` steps to see
-    whether the text has changed; after each burst that finds nothing the wait doubles, up to `last_probe`.
+    whether the text has changed; after each burst that finds nothing the wait doubles, up to `last_probe`.  looking:
+    most share of the time that bursts may cost; where a burst is dear, waits are longer.
     """
 
     margin: float = 0.01
     patience: float = 2.0
     first_probe: int = 128
     last_probe: int = 2048
+    looking: float = 0.005
 
 
 class ParkingMeter:
@@ -42,11 +44,21 @@ class ParkingMeter:
         self._state: Literal["drafting", "waiting", "probing", "settling"] = "drafting"
         self._left = 0
         self._wait = parking.first_probe
+        self._dear = 0
         self._lost = 0.0
         self._gain_when_parked = 0.0
 
-    def choose(self, requests: int, gain: float) -> Action:
-        """Return what the next step does; `gain` is drafting's promised tokens a second over plain decoding's."""
+    @property
+    def rests_for(self) -> int:
+        """Steps until drafting may begin again, as far as can be known; 0 while it goes on."""
+        return self._left if self._state == "waiting" else 0
+
+    def choose(self, requests: int, gain: float, probe_loss: float = 0.0) -> Action:
+        """Return what the next step does; `gain` is drafting's promised tokens a second over plain decoding's.
+
+        probe_loss: what a probing step that gains nothing costs, in plain steps.
+        """
+        self._dear = int(probe_loss * max(_PROBED_REQUESTS // requests, 1) / self._parking.looking)
         lost = 1 + self._parking.margin - gain
         if self._state == "drafting":
             self._lost = max(self._lost + lost, 0.0)
@@ -82,4 +94,5 @@ class ParkingMeter:
 
     def _rest(self, steps: int) -> None:
         self._state = "waiting"
-        self._wait = self._left = steps
+        self._wait = steps
+        self._left = max(steps, self._dear)

@@ -93,6 +93,11 @@ class Scheduler:
         self._probing = False
         self._step = 0
 
+    @property
+    def rests_for(self) -> int:
+        """Steps until a step may draft again, as far as can be known; 0 while drafting goes on."""
+        return 0 if self._meter is None else self._meter.rests_for
+
     def begin(self, slot: int) -> None:
         """Give `slot` to a new sequence; it is planned with the running mean until its own confidences are old
         enough.
@@ -118,12 +123,13 @@ class Scheduler:
             planned = self.policy.lengths(self._conditional(old), old, times)
             gained = float((old * first(planned, self.width)).sum())
             theta = (count + gained) / float(times[int(planned.sum())])
-        plain = count / (float(times[0]) - self.cost.draft_ms(count))
-        return self._parked(count, theta / plain, budget)
+        plain_ms = float(times[0]) - self.cost.draft_ms(count)
+        probe_loss = min(float(times[count]) / plain_ms - 1, 100.0)
+        return self._parked(count, theta * plain_ms / count, probe_loss, budget)
 
-    def _parked(self, count: int, gain: float, budget: int | None) -> Decision:
+    def _parked(self, count: int, gain: float, probe_loss: float, budget: int | None) -> Decision:
         """Draft, park, or look again; `gain` is what drafting promises over plain decoding, as a factor."""
-        action = "draft" if self._meter is None else self._meter.choose(count, gain)
+        action = "draft" if self._meter is None else self._meter.choose(count, gain, probe_loss)
         burst_begins = action == "probe" and not self._probing
         self._probing = action == "probe"
         if action == "draft":

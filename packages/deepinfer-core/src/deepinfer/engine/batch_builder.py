@@ -120,12 +120,12 @@ class BatchBuilder:
         table, rows, positions = self._table, plan.rows, plan.starts
         ends = positions + 1
         max_context = int(ends.max(initial=0))
-        arrays = [positions, ends, *self._groups(positions, table.last_blocks[rows])]
+        arrays = [positions, ends, *self._groups(positions, table.blocks[rows, positions // BLOCK_TOKENS])]
         groups = len(arrays)
         if ahead is None:
             recent = table.recent.take(rows, axis=0)
             arrays += recent[:, 0], recent[:, 1:]
-        tensors = self._with_kept(arrays, plan, max_context)
+        tensors = self._with_kept(arrays, plan)
         block_tables, window_tables, window_bases = self._tables
         numbers, counts, states, starts = self._fixed
         if ahead is None:
@@ -150,13 +150,13 @@ class BatchBuilder:
             max_context=max_context,
         )
 
-    def _with_kept(self, arrays: list[Integers], plan: Plan, max_context: int) -> list[Tensor]:
+    def _with_kept(self, arrays: list[Integers], plan: Plan) -> list[Tensor]:
         """Copy `arrays` and, in the same copy, what is kept on the device and has changed since the last step."""
         table, rows, count = self._table, plan.rows, len(arrays)
         other_rows = rows is not self._rows
         other_tables = other_rows or table.version != self._version
         if other_tables:
-            blocks = table.blocks[rows, : max(1, blocks_for(max_context))]
+            blocks = table.blocks[rows, : max(1, int(table.block_counts[rows].max(initial=0)))]
             windows = table.windows.take(rows, axis=0)[:, : self._decoding_windows]
             arrays += blocks, windows, table.window_bases[rows]
         if other_rows:
@@ -174,19 +174,35 @@ class BatchBuilder:
     def _recent(self, plan: Plan, ends: Integers, row_starts: Integers, total: int) -> Integers:
         """Each row's own token and those before it, newest first: from the column for the newest, else from the ids."""
         table = self._table
-        newest = (plan.counts == 1) & plan.samples
-        if newest.all():
+        known = plan.counts if plan.drafts is None else plan.counts - plan.drafts
+        newest = (known == 1) & plan.samples
+        if plan.drafts is None and newest.all():
             return table.recent[plan.rows]
         depth = table.recent.shape[1]
         recent = np.full((total, depth), -1, dtype=np.int64)
         recent[row_starts[newest]] = table.recent[plan.rows[newest]]
+        if plan.drafts is not None:
+            self._lay_drafts(recent, plan, row_starts)
         for i in np.flatnonzero(~newest).tolist():
             tokens = table[plan.rows[i]].tokens
             start, end, row = int(plan.starts[i]), int(ends[i]), int(row_starts[i])
             for back in range(depth):
-                known = max(start - back, 0)
-                recent[row + known + back - start : row + end - start, back] = tokens[known : max(end - back, known)]
+                oldest = max(start - back, 0)
+                recent[row + oldest + back - start : row + end - start, back] = tokens[oldest : max(end - back, oldest)]
         return recent
+
+    def _lay_drafts(self, recent: Integers, plan: Plan, row_starts: Integers) -> None:
+        """Fill the rows of draft tokens: behind its last token, each sees those before it."""
+        table, depth = self._table, recent.shape[1]
+        assert plan.drafts is not None
+        drafting = np.flatnonzero(plan.drafts)
+        rows, counts = plan.rows[drafting], plan.drafts[drafting]
+        text = np.concatenate((table.recent[rows, ::-1], table.draft_tokens[rows]), 1)
+        width = table.draft_tokens.shape[1]
+        places = depth + np.arange(width)[:, None] - np.arange(depth)
+        inside = np.arange(width) < counts[:, None]
+        targets = row_starts[drafting][:, None] + np.arange(1, width + 1)
+        recent[targets[inside]] = text[:, places][inside]
 
     def _groups(self, positions: Integers, blocks: Integers) -> list[Integers]:
         """For each ratio the rows that complete a group, and where their entries go; `blocks` [T] holds each row's."""

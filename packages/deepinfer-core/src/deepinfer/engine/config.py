@@ -18,6 +18,15 @@ from deepinfer.model.config import ModelConfig
 
 DtypeChoice = Literal["auto", "bfloat16", "float32", "float64"]
 CacheChoice = Literal["auto", "model"]
+DraftChoice = Literal["off", "auto", "on"]
+DraftRule = Literal["match", "chain", "block", "greedy"]
+"""How drafts are judged.
+
+match    the text is that of decoding without drafts, for every seed and load
+chain    the law of the text is that of decoding without drafts; more drafts are accepted than by "match"
+block    the same, judged as a block: never fewer tokens than "chain"
+greedy   as "match", but drafts are the drafter's best tokens: cheaper to draw, for low temperatures
+"""
 
 REPLAY_MARGIN = 12
 """Decoder replay beyond the window by default: room to roll back rejected drafts, as trained for (128 + 12 = 140)."""
@@ -39,6 +48,8 @@ class EngineOptions:
                             device is the host
     memory_fraction         share of free memory that weights and cache may take, the rest is for activations;
                             None = 0.9, and of host memory 64 MiB of entries unless the longest sequence needs more
+    draft                   "off", "on" (whole blocks in every step), or "auto": as many drafts as pay
+    draft_rule              how drafts are judged: "match", "chain", "block" or "greedy", see `DraftRule`
     seed                    of requests that have none of their own
     """
 
@@ -49,6 +60,8 @@ class EngineOptions:
     max_prefill_tokens_per_step: int | None = None
     overlap: bool = True
     memory_fraction: float | None = None
+    draft: DraftChoice = "off"
+    draft_rule: DraftRule = "match"
     seed: int = 0
 
 
@@ -78,9 +91,9 @@ class EngineConfig:
     window_blocks: int
     seed: int
 
-    def window_width(self, window: int) -> int:
-        """Most window blocks that one sequence holds: a whole step's rows and the window before the first."""
-        return min(window_blocks(self.max_num_batched_tokens, window), blocks_for(self.max_model_len))
+    def window_width(self, window: int, ahead: int = 0) -> int:
+        """Most window blocks of a sequence: a step's rows, the window before the first, and `ahead` for drafts."""
+        return min(window_blocks(self.max_num_batched_tokens + ahead, window), blocks_for(self.max_model_len))
 
     def replay_of(self, params: SamplingParams) -> int | None:
         """Last prompt tokens of a request that run the decoder half; None = all, as where all logits are wanted."""
@@ -133,6 +146,12 @@ def check_options(options: EngineOptions, model: ModelConfig | None = None) -> N
             raise ConfigError(f"{name} must be an integer, {limits}, got {value!r}")
     if not isinstance(options.overlap, bool):
         raise ConfigError(f"overlap must be True or False, got {options.overlap!r}")
+    for name, choice, choices in (
+        ("draft", options.draft, get_args(DraftChoice)),
+        ("draft_rule", options.draft_rule, get_args(DraftRule)),
+    ):
+        if choice not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {choice!r}")
     fraction = options.memory_fraction
     plain = isinstance(fraction, int | float) and not isinstance(fraction, bool)
     if fraction is not None and not (plain and 0 < fraction <= 1):
@@ -153,8 +172,10 @@ def resolve(
     full sequences need.
     """
     wanted = model.max_positions if options.max_model_len is None else options.max_model_len
-    # Two blocks a decoding sequence; one long chunk at a time begins inside its window.
-    windows = 2 * options.max_num_seqs + window_blocks(options.max_num_batched_tokens, model.window)
+    # A decoding sequence needs those of its row, and of drafts; one long chunk at a time begins inside its window.
+    ahead = 2 * model.draft.block_size + 1 if model.draft is not None and options.draft != "off" else 0
+    windows = window_blocks(1 + ahead, model.window) * options.max_num_seqs
+    windows += window_blocks(options.max_num_batched_tokens + ahead, model.window)
     windows = min(windows, options.max_num_seqs * blocks_for(wanted))
     fixed = windows * layout.window_block_bytes + options.max_num_seqs * layout.state_bytes
     affordable = max(0, memory.most - fixed) // layout.block_bytes

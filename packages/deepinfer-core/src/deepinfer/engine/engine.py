@@ -24,6 +24,7 @@ from deepinfer.engine.request import Progress, Request
 from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.engine.speculation import Drafting, Parts, Speculation
 from deepinfer.engine.token_rules import make_rules
 from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
@@ -44,7 +45,8 @@ class Engine:
     """Runs requests over one model. One thread calls `step`; `add` and `abort` may come from any.
 
     Reserves all cache memory when it is made.  `tokenizer` None = no texts and no stop strings.  `clock` returns the
-    seconds that timeouts are measured in.
+    seconds that timeouts are measured in.  With `drafting` a step may give a sequence several tokens; such an engine
+    does not overlap, a step's drafts need the tokens before them.
     """
 
     def __init__(  # noqa: PLR0913 - the constructor of the room, called in one place
@@ -57,16 +59,11 @@ class Engine:
         tokenizer: Tokenizer | None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting | None = None,
     ) -> None:
         self.config = config
         self.model_config = model_config
-        window = config.window_width(model_config.window)
-        table = SequenceTable(
-            config.max_num_seqs,
-            history=model_config.history,
-            blocks=blocks_for(config.max_model_len),
-            windows=window,
-        )
+        table = _table(config, model_config, 0 if drafting is None else drafting.stages.draft.block_size)
         cache = KVCache(
             model_config,
             ops,
@@ -79,12 +76,16 @@ class Engine:
         self.scheduler = Scheduler(config, model_config.window, table)
         transfer = Transfer(accelerator)
         self.builder = BatchBuilder(model_config, table, transfer)
+        self.sampler: Sampler | Speculation = Sampler(ops, table, transfer)
+        if drafting is not None:
+            parts = Parts(model, model_config, config, table, cache, transfer, self.sampler)
+            model, self.sampler = drafting.join(parts)
         self.runner = ModelRunner(model, cache)
-        self.sampler = Sampler(ops, table, transfer)
         self._tokenizer = tokenizer
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._ids = count()
         self._clock = clock
+        self._overlap = config.overlap and drafting is None
         self._ahead: Flight | _Failed | None = None
         self._settled = True
 
@@ -151,7 +152,7 @@ class Engine:
             self._settled = True
             return progress
         self._settled = False
-        progress = self._overlapped() if self.config.overlap else self._plain()
+        progress = self._overlapped() if self._overlap else self._plain()
         self._settled = True
         return progress
 
@@ -230,3 +231,13 @@ class Engine:
                 "send text only"
             )
         return prompt.astype(np.int64)
+
+
+def _table(config: EngineConfig, model: ModelConfig, drafts: int) -> SequenceTable:
+    return SequenceTable(
+        config.max_num_seqs,
+        history=model.history,
+        blocks=blocks_for(config.max_model_len),
+        windows=config.window_width(model.window, 2 * drafts + 1 if drafts else 0),
+        drafts=drafts,
+    )

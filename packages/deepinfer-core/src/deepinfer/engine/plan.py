@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.engine.draft_report import DraftStep
 from deepinfer.engine.request import Logprobs
 from deepinfer.engine.sequence import Integers
 
@@ -24,6 +25,7 @@ class Plan:
     samples [R] bool  whether the last one is the sequence's newest token, so that the next one is drawn
     prompt_rows       places (in R) of the sequences whose logits are wanted as rows of the prompt
     decoding          every sequence computes its newest token and nothing else
+    drafts [R]        how many of `counts` are draft tokens, laid behind the newest token; None = none of any sequence
     """
 
     rows: Integers
@@ -33,6 +35,19 @@ class Plan:
     samples: NDArray[np.bool_]
     prompt_rows: tuple[int, ...] = ()
     decoding: bool = False
+    drafts: Integers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens [R, W] of the sequences in `rows` [R] (of the table), of which the first `counts` [R] are verified.
+
+    Plain numbers, so that it can cross ranks.
+    """
+
+    rows: Integers
+    draft_tokens: Integers
+    counts: Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class Sampled:
     counts [samples]  how many each gained: accepted drafts and one more, so at least one
     logprobs          by table row, an item for each of its tokens; prompt_logprobs the same for rows of its prompt
     lost              table rows whose logits are not finite: their tokens mean nothing
+    proposal          what the next step verifies; None = nothing
+    draft_steps       by table row, what became of this step's drafts
     """
 
     token_ids: Integers
@@ -50,3 +67,5 @@ class Sampled:
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
+    proposal: Proposal | None = None
+    draft_steps: Mapping[int, DraftStep] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from deepinfer.engine.draft_report import DraftReport, DraftStep
 from deepinfer.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -176,7 +177,7 @@ class Progress:
 
     `text` is what the new tokens add to the text, less what may still become a stop string or an unfinished
     character.  `stop_reason` is the stop string or token id that ended it.  `prompt_logprobs` are the rows of the
-    prompt tokens that this step computed.
+    prompt tokens that this step computed.  `draft_step` tells of the drafts that it verified, None without any.
     """
 
     request_id: int
@@ -187,6 +188,7 @@ class Progress:
     error: str | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    draft_step: DraftStep | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class Completion:
     prompt_logprobs    one item a prompt token, where asked for
     num_cached_tokens  prompt tokens whose cache was found and not computed
     decoder_replay     how many last prompt tokens ran the decoder half; None = all of them
+    drafts             what became of its drafts; None where the engine drafts nothing
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -216,14 +219,15 @@ class Completion:
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int = 0
     decoder_replay: int | None = None
+    drafts: DraftReport | None = None
 
 
 @dataclass(frozen=True)
 class Increment:
     """What one step added to the completion of prompt number `index` of the call.
 
-    `text` and `token_ids` are new; all texts of a prompt, joined, are its completion's.  The last increment has the
-    whole `completion`.
+    `text` and `token_ids` are new; all texts of a prompt, joined, are its completion's.  `draft_step` tells of the
+    drafts among them.  The last increment has the whole `completion`.
     """
 
     index: int
@@ -232,3 +236,4 @@ class Increment:
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
+    draft_step: DraftStep | None = None

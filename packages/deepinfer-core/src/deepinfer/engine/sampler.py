@@ -13,6 +13,7 @@ from deepinfer.accelerator.base import Event
 from deepinfer.accelerator.batch import Batch
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import GREEDY_TEMPERATURE, SamplingRows, TokenAdjustments
+from deepinfer.engine.drafter import Judged
 from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import Logprobs, TokenLogprobs
@@ -39,6 +40,7 @@ class Flight:
     host_tokens   the same on the host, -1 for logits that are not finite; as everything below, valid once `landed` is
                   reached (None = at once)
     logprobs, prompt_logprobs  by table row
+    judged        the sequences whose drafts `Speculation` judges
     """
 
     plan: Plan
@@ -48,6 +50,7 @@ class Flight:
     logprobs: dict[int, Copied]
     prompt_logprobs: dict[int, Copied]
     landed: Event | None
+    judged: Judged | None = None
 
 
 class Sampler:
@@ -128,6 +131,20 @@ class Sampler:
             positions=tensors[5],
             filtered=bool(((top_p < 1) | (top_k > 0) | (min_p > 0)).any()),
         )
+
+    def token_logprobs(self, logits: Tensor, row: int, first: int, tokens: Integers) -> Logprobs:
+        """Wait for the log-probabilities of `tokens` [N], from position `first` on, of the sequence in table `row`.
+
+        logits [N, V] are the rows that gave them.
+        """
+        rows, count = np.full(len(tokens), row), int(self._table.logprobs[row])
+        if self._table.processed[row]:
+            logits = self._ops.shape_logits(logits, self.parameters(rows, first + np.arange(len(tokens))))
+        came = self._transfer.to_device([tokens])[0]
+        copied, landed = self._copied(self._ops.log_probs(logits), count, came), self._transfer.mark()
+        if landed is not None:
+            landed.synchronize()
+        return _logprobs(copied, tokens.tolist())
 
     def _ruled(self, logits: Tensor, rows: Integers) -> Tensor:
         """Logits [R, V] of the sequences in table `rows` [R] after penalties, bias and banned tokens of each."""

@@ -11,6 +11,7 @@ import numpy as np
 from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.engine.block_pool import BlockPool
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.draft_report import DraftStep
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import FinishReason, Logprobs, Progress
 from deepinfer.engine.sequence import Gained, Integers, Sequence, SequenceTable, blocks_for
@@ -56,11 +57,15 @@ class Scheduler:
         self.blocks = BlockPool("blocks", config.blocks)
         self.windows = BlockPool("window blocks", config.window_blocks)
         self._table = table
-        self._window = window
         assert config.max_num_batched_tokens >= config.max_num_seqs, "each running sequence computes a token a step"
         assert config.blocks >= blocks_for(config.max_model_len), "the longest sequence fits into the pool alone"
         assert config.window_blocks >= min(config.window_width(window), 2), "so does its window"
         self._budget = config.max_num_batched_tokens
+        self._longest = config.max_model_len
+        # A step reads a sequence's drafts, and then as many rows again are scratch where the next ones are drawn.
+        self._drafts_ahead = 2 * table.draft_tokens.shape[1]
+        # A block of drafts sees the whole window before it, a row of the model also itself.
+        self._kept = window + 1 if self._drafts_ahead else window
         self._most_prefill = config.max_prefill_tokens_per_step
         self._inbox: deque[Sequence | int] = deque()
         self._waiting = WaitingQueue()
@@ -91,8 +96,8 @@ class Scheduler:
         table, rows = self._table, self._running
         starts = table.computed[rows]
         counts = table.lengths[rows] - starts
-        growing = (counts > 1) | (starts + counts > table.reach[rows])
-        if self._waiting or self._prompt_readers or growing.any():
+        growing = (counts > 1) | (starts + counts + self._drafts_ahead > table.reach[rows])
+        if self._waiting or self._prompt_readers or growing.any() or (table.draft_counts[rows] > 0).any():
             return self._mixed()
         return Plan(rows, starts, counts, counts, counts == 1, decoding=True)
 
@@ -113,7 +118,7 @@ class Scheduler:
         """Move the books behind a step that the device was given; a sequence that draws its last token runs no more."""
         table = self._table
         drawn = plan.rows if plan.decoding else plan.rows[plan.samples]
-        table.advance(plan.rows, plan.counts, drawn)
+        table.advance(plan.rows, plan.counts if plan.drafts is None else plan.counts - plan.drafts, drawn)
         self._launched.append(plan)
         full = table.lengths[drawn] >= table.limits[drawn]
         if full.any():
@@ -127,6 +132,9 @@ class Scheduler:
         self._land(plan)
         drawn = plan.rows if plan.decoding else plan.rows[plan.samples]
         table.append(drawn, sampled.token_ids, sampled.counts)
+        table.draft_counts[drawn] = -1
+        if sampled.proposal is not None:
+            table.propose(sampled.proposal.rows, sampled.proposal.draft_tokens, sampled.proposal.counts)
         progress, self._notices = self._notices, []
         for i in plan.prompt_rows:
             row = int(plan.rows[i])
@@ -148,7 +156,8 @@ class Scheduler:
             gained = sequence.take(tokens[start:end])
             logprobs = sampled.logprobs.get(row) if sampled.logprobs else None
             prompt_logprobs = sampled.prompt_logprobs.get(row) if sampled.prompt_logprobs else None
-            progress.append(_progress(sequence.id, gained, logprobs, prompt_logprobs))
+            draft_step = sampled.draft_steps.get(row) if sampled.draft_steps else None
+            progress.append(_progress(sequence.id, gained, logprobs, prompt_logprobs, draft_step))
             if gained.reason is not None:
                 ended.append(row)
         self._leave(ended)
@@ -239,8 +248,13 @@ class Scheduler:
         for i in readers:
             start, done = int(starts[i]), table[rows[i]].prompt_rows or 0
             logit_counts[i] = max(start + int(counts[i]) - max(start, done), 0)
+        prompt_rows = tuple(i for i in readers if logit_counts[i])
+        # What is cut here, and what was reserved, knows nothing of this step's drafts: else their law would change.
+        drafts = np.where(samples, np.minimum(table.draft_counts[rows], table.reach[rows] - starts - 1), 0).clip(0)
+        if drafts.any():
+            return Plan(rows, starts, counts + drafts, logit_counts + drafts, samples, prompt_rows, False, drafts)
         decoding = not readers and bool((samples & (counts == 1)).all())
-        return Plan(rows, starts, counts, logit_counts, samples, tuple(i for i in readers if logit_counts[i]), decoding)
+        return Plan(rows, starts, counts, logit_counts, samples, prompt_rows, decoding)
 
     def _make_room(self) -> int | None:
         """Take places from lower classes for the first of the waiting; return its class when it can be admitted."""
@@ -268,7 +282,7 @@ class Scheduler:
         table, rows = self._table, self._running
         starts = table.computed[rows]
         counts = table.lengths[rows] - starts
-        spare = self._budget - len(rows)
+        spare = self._budget - len(rows) - int(table.draft_counts[rows].clip(0).sum())
         if (counts == 1).any():
             spare = min(spare, self._most_prefill)
         for i in self._by_class(np.flatnonzero(counts > 1)):
@@ -278,10 +292,11 @@ class Scheduler:
             counts[i] = 1 + more
             spare -= more
         ends = starts + counts
-        for i in np.flatnonzero(ends > table.reach[rows]).tolist():
+        for i in np.flatnonzero(ends + self._drafts_ahead > table.reach[rows]).tolist():
             row = int(rows[i])
             if table.sequences[row] is not None:
                 counts[i] = self._reserve(row, int(ends[i])) - starts[i]
+                self._reserve_ahead(row, int(ends[i]))
         if len(self._running) == len(rows):
             return rows, counts, spare
         # Who has just lost its place must not have it back in the same step.
@@ -316,6 +331,18 @@ class Scheduler:
         table.add_windows(row, self.windows.take(max(blocks_for(end) - held, 0)))
         return end
 
+    def _reserve_ahead(self, row: int, end: int) -> None:
+        """Give `row` blocks for drafts behind `end`, where there are any left; nobody is preempted for drafts."""
+        table = self._table
+        if not self._drafts_ahead or table.sequences[row] is None:
+            return
+        wanted = blocks_for(min(end + self._drafts_ahead, self._longest))
+        need = max(wanted - int(table.block_counts[row]), 0)
+        windows = max(wanted - int(table.window_bases[row] + table.window_counts[row]), 0)
+        if need + windows > 0 and need <= self.blocks.free and windows <= self.windows.free:
+            table.add_blocks(row, self.blocks.take(need))
+            table.add_windows(row, self.windows.take(windows))
+
     def _admit(self, rows: Integers, counts: Integers, spare: int) -> tuple[Integers, Integers]:
         """Seat waiting sequences, in order, while there are budget, rows and blocks for the next one."""
         new: list[int] = []
@@ -330,6 +357,7 @@ class Scheduler:
             chunk = min(length, spare, self._longest_chunk(row), self.windows.free * BLOCK_TOKENS)
             self._table.add_blocks(row, self.blocks.take(blocks_for(length)))
             self._table.add_windows(row, self.windows.take(blocks_for(chunk)))
+            self._reserve_ahead(row, chunk)
             new.append(row)
             chunks.append(chunk)
             spare -= chunk
@@ -386,7 +414,7 @@ class Scheduler:
     def _release_windows(self) -> None:
         """Free window blocks that lie wholly before the window of each sequence's next row."""
         table, rows = self._table, self._running
-        bases = np.maximum(table.computed[rows] - self._window + 1, 0) // BLOCK_TOKENS
+        bases = np.maximum(table.computed[rows] - self._kept + 1, 0) // BLOCK_TOKENS
         for i in np.flatnonzero(bases > table.window_bases[rows]).tolist():
             self.windows.give(table.drop_windows(int(rows[i]), int(bases[i])))
 
@@ -397,11 +425,18 @@ class Scheduler:
             self._prompt_readers.discard(row)
 
 
-def _progress(request_id: int, gained: Gained, logprobs: Logprobs | None, prompt_logprobs: Logprobs | None) -> Progress:
+def _progress(
+    request_id: int,
+    gained: Gained,
+    logprobs: Logprobs | None,
+    prompt_logprobs: Logprobs | None,
+    draft_step: DraftStep | None,
+) -> Progress:
     """Tell what a request gained, with log-probabilities of the tokens that it kept."""
     if logprobs is not None:
         logprobs = logprobs[: len(gained.tokens)]
-    return Progress(request_id, gained.tokens, gained.text, gained.reason, gained.stop, None, logprobs, prompt_logprobs)
+    told = gained.text, gained.reason, gained.stop, None
+    return Progress(request_id, gained.tokens, *told, logprobs, prompt_logprobs, draft_step)
 
 
 def _ended(sequence: Sequence, reason: FinishReason, error: str | None = None) -> Progress:

@@ -114,18 +114,19 @@ class SequenceTable:
     host_bound           bool: the host must know its newest token before the next step is launched
     blocks [S, B]        block of tokens 128 b .. 128 b + 127 of entries and index keys; -1 = none
     block_counts         how many of them it holds
-    last_blocks          the last of them, where a decoding sequence writes
     windows [S, W]       window blocks, from the block number in `window_bases` on; -1 = none
     window_counts        how many of them it holds
     reach                tokens up to which it holds blocks of both kinds
     decoder_starts       first position that runs the decoder half
+    draft_tokens [S, W]  what a drafter proposes to lay behind its last token
+    draft_counts         how many of them are to be verified; -1 = nothing was proposed
     temperature, top_p, top_k, min_p, seeds   its sampling parameters
     version              changes whenever any sequence gains or loses a block
     logprobs             wanted with each generated token: n, -1 = whole rows, NO_LOGPROBS = none
     processed            whether these are of the distribution that was drawn from, not of the model
     """
 
-    def __init__(self, rows: int, *, history: int, blocks: int, windows: int) -> None:
+    def __init__(self, rows: int, *, history: int, blocks: int, windows: int, drafts: int = 0) -> None:
         def integers(*shape: int) -> Integers:
             return np.full(shape, -1, dtype=np.int64)
 
@@ -136,7 +137,8 @@ class SequenceTable:
         self.host_bound = np.zeros(rows, dtype=np.bool_)
         self.blocks, self.block_counts = integers(rows, blocks), integers(rows)
         self.windows, self.window_counts, self.window_bases = integers(rows, windows), integers(rows), integers(rows)
-        self.reach, self.last_blocks = integers(rows), integers(rows)
+        self.reach = integers(rows)
+        self.draft_tokens, self.draft_counts = integers(rows, drafts), integers(rows)
         self.version = 0
         self.top_k, self.seeds, self.logprobs = integers(rows), integers(rows), integers(rows)
         self.temperature, self.top_p, self.min_p = np.zeros((3, rows), dtype=np.float64)
@@ -162,7 +164,7 @@ class SequenceTable:
         self.recent[row, : len(newest)] = newest
         self.lengths[row], self.computed[row] = len(sequence.tokens), 0
         self.limits[row], self.priorities[row] = sequence.prompt_length + sequence.limit, sequence.priority
-        self.decoder_starts[row] = sequence.decoder_start
+        self.decoder_starts[row], self.draft_counts[row] = sequence.decoder_start, -1
         self.block_counts[row] = self.window_counts[row] = self.window_bases[row] = self.reach[row] = 0
         params = sequence.request.params
         self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
@@ -204,12 +206,16 @@ class SequenceTable:
         self.lengths[rows] += counts - 1
         self.computed[rows] += counts - 1
 
+    def propose(self, rows: Integers, draft_tokens: Integers, counts: Integers) -> None:
+        """Note draft tokens [R, W] behind the last tokens of `rows`, of which the first `counts` are to be verified."""
+        self.draft_tokens[rows] = draft_tokens
+        self.draft_counts[rows] = counts
+
     def add_blocks(self, row: int, taken: list[int]) -> None:
         """Note blocks of entries behind those that the sequence holds."""
         count = self.block_counts[row]
         self.blocks[row, count : count + len(taken)] = taken
         self.block_counts[row] = count + len(taken)
-        self.last_blocks[row] = taken[-1]
         self._note_reach(row)
 
     def drop_blocks(self, row: int) -> list[int]:

@@ -28,9 +28,10 @@ class DraftHeads:
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """hidden [R * B, D]: collapsed streams before the norm; logits [R * B, V] wide: the shared head over their norm."""
+    """hidden [R * B, D]: collapsed streams; normed: the same behind the norm; logits [R * B, V] wide: the head's."""
 
     hidden: Tensor
+    normed: Tensor
     logits: Tensor
 
 
@@ -83,7 +84,7 @@ class DraftStages:
             flow = block.forward(flow, batch, cache.stage(index))
         hidden = ops.collapse(flow.streams, flow.mix)
         normed = ops.rms_norm(hidden, self.norm, self.config.eps)
-        return DraftOutput(hidden, ops.linear(normed, self.target.head, wide=True))
+        return DraftOutput(hidden, normed, ops.linear(normed, self.target.head, wide=True))
 
     def block_ids(self, anchors: Tensor) -> Tensor:
         """Token ids [R, B] of a block: each sequence's anchor [R], then noise."""

@@ -1,0 +1,244 @@
+"""The sampler of an engine that drafts: rows of draft tokens are judged, and new drafts proposed behind what they gave.
+
+What one row draws is the `Sampler`'s, which also serves the sequences that verify nothing; what is proposed and
+accepted is the `Drafter`'s; who runs is the `Scheduler`'s.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from deepinfer.accelerator.batch import ROLLBACK_TOKENS, Batch
+from deepinfer.accelerator.ops.sampling import law_of
+from deepinfer.engine.config import DraftRule, EngineConfig
+from deepinfer.engine.draft_backbone import FeedingModel, StagesBackbone, Trial
+from deepinfer.engine.draft_report import DraftStep
+from deepinfer.engine.drafter import Drafter, DrafterClass, DraftMode, DraftRows, DraftVerdict, Judged
+from deepinfer.engine.model_runner import Model, Transfer
+from deepinfer.engine.plan import Plan, Proposal, Sampled
+from deepinfer.engine.request import Logprobs
+from deepinfer.engine.sampler import Flight, Sampler
+from deepinfer.engine.sequence import NO_LOGPROBS, Integers, SequenceTable
+from deepinfer.errors import ConfigError
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.deepseek import ModelOutput
+from deepinfer.model.draft import DraftStages
+from deepinfer.model.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Gains:
+    """What the sequences that draw gain: the first counts [R] of token_ids [R, W + 1]."""
+
+    token_ids: Integers
+    counts: Integers
+
+    @property
+    def last(self) -> Integers:
+        """The newest token of each."""
+        return self.token_ids[np.arange(len(self.counts)), self.counts - 1]
+
+    @property
+    def flat(self) -> Integers:
+        """All tokens, one sequence behind the other."""
+        return self.token_ids[np.arange(self.token_ids.shape[1]) < self.counts[:, None]]
+
+
+class Speculation:
+    """Takes the place of the `Sampler` in the loop.
+
+    budget: rows of a step that sequences and drafts may have together.
+    """
+
+    def __init__(
+        self, sampler: Sampler, drafter: Drafter, model: FeedingModel, table: SequenceTable, budget: int
+    ) -> None:
+        self._sampler = sampler
+        self._drafter = drafter
+        self._model = model
+        self._table = table
+        self._budget = budget
+        self._known = np.full(len(table.sequences), -1, dtype=np.int64)
+
+    @torch.inference_mode()
+    def draw(self, output: ModelOutput, batch: Batch, plan: Plan) -> Flight:
+        """Draw at every row that counts; nothing is waited for."""
+        rows = plan.rows[plan.samples]
+        asked = self._table.draft_counts[rows] >= 0
+        samples = plan.samples.copy()
+        samples[plan.samples] = ~asked
+        plain = self._sampler.draw(output, batch, replace(plan, samples=samples))
+        return replace(plain, plan=plan, judged=self._judged(output, plan, plain.plan, np.flatnonzero(asked)))
+
+    @torch.inference_mode()
+    def read(self, flight: Flight) -> Sampled:
+        """Wait for the step, judge its drafts, and propose those of the next."""
+        judged, plan = flight.judged, flight.plan
+        assert judged is not None
+        plain = self._sampler.read(replace(flight, plan=judged.plain))
+        rows = plan.rows[plan.samples]
+        gains = _Gains(np.zeros((len(rows), self._drafter.width + 1), np.int64), np.ones(len(rows), np.int64))
+        gains.token_ids[np.delete(np.arange(len(rows)), judged.places), 0] = plain.token_ids
+        logprobs, steps = dict(plain.logprobs), {}
+        if len(judged.rows):
+            verdict = self._verify(judged)
+            self._take(gains, judged, verdict)
+            steps = self._steps(judged, verdict)
+            logprobs |= self._logprobs(gains, judged)
+        self._observe(plan)
+        proposal = self._propose(plan, rows, gains)
+        lost = plain.lost.union(rows[gains.last < 0].tolist())
+        return Sampled(gains.flat.clip(0), gains.counts, logprobs, plain.prompt_logprobs, lost, proposal, steps)
+
+    def _judged(self, output: ModelOutput, plan: Plan, plain: Plan, places: Integers) -> Judged:
+        table, rows = self._table, plan.rows[plan.samples]
+        drafts = np.zeros_like(rows) if plan.drafts is None else plan.drafts[plan.samples]
+        counts = drafts[places]
+        spans = counts + 1
+        offsets = np.arange(int(spans.sum())) - np.repeat(np.cumsum(spans) - spans, spans)
+        ends = np.cumsum(plan.logit_counts)[plan.samples][places]
+        owners = np.repeat(rows[places], spans)
+        wanted = np.repeat(ends - spans, spans) + offsets
+        logits = output.logits
+        if len(wanted) != logits.shape[0]:
+            logits = logits.index_select(0, torch.from_numpy(wanted).to(logits.device))
+        positions = table.lengths[owners] + offsets
+        if self._drafter.needs_laws:
+            laws = law_of(logits, self._sampler.parameters(owners, positions))
+            return Judged(plain, places, rows[places], counts, logits, None, laws)
+        tokens = self._sampler.draw_rows(logits, owners, positions).masked_fill(_broken(logits), -1)
+        return Judged(plain, places, rows[places], counts, logits, tokens, None)
+
+    def _verify(self, judged: Judged) -> DraftVerdict:
+        drawn = None if judged.tokens is None else judged.tokens.cpu().numpy()
+        return self._drafter.verify(judged.rows, judged.counts, drawn, judged.laws)
+
+    def _take(self, gains: _Gains, judged: Judged, verdict: DraftVerdict) -> None:
+        """Lay accepted drafts, and the token behind them, into `gains`."""
+        places, accepted = judged.places, verdict.accepted
+        tokens = verdict.tokens
+        if judged.laws is not None:
+            broken = np.add.reduceat(_broken(judged.logits).cpu().numpy(), _starts(judged.counts)) > 0
+            tokens = np.where(broken, -1, tokens)
+        gains.token_ids[places, :-1] = self._table.draft_tokens[judged.rows]
+        gains.token_ids[places, accepted] = tokens
+        gains.counts[places] = accepted + 1
+
+    def _steps(self, judged: Judged, verdict: DraftVerdict) -> dict[int, DraftStep]:
+        columns = (judged.counts, verdict.accepted, verdict.predicted)
+        values = zip(*(column.tolist() for column in columns), strict=True)
+        width = self._drafter.width
+        return {row: DraftStep(width, *value) for row, value in zip(judged.rows.tolist(), values, strict=True)}
+
+    def _logprobs(self, gains: _Gains, judged: Judged) -> dict[int, Logprobs]:
+        """Log-probabilities of the target for what judged sequences gained: token i comes from row i."""
+        wanted = self._table.logprobs[judged.rows]
+        starts = _starts(judged.counts)
+        found: dict[int, Logprobs] = {}
+        for i in np.flatnonzero(wanted != NO_LOGPROBS).tolist():
+            place, start = int(judged.places[i]), int(starts[i])
+            tokens = gains.token_ids[place, : gains.counts[place]]
+            row, logits = int(judged.rows[i]), judged.logits[start : start + len(tokens)]
+            # The step has been counted already, so the first of its tokens is the last that the table counts.
+            found[row] = self._sampler.token_logprobs(logits, row, int(self._table.lengths[row]) - 1, tokens)
+        return found
+
+    def _observe(self, plan: Plan) -> None:
+        """Tell the drafter how long a step took that only decoded."""
+        known = plan.counts if plan.drafts is None else plan.counts - plan.drafts
+        if len(known) and (plan.samples & (known == 1)).all():
+            taken_ms = (time.perf_counter() - self._model.began_s) * 1e3
+            self._drafter.observe(int(plan.counts.sum()), int(plan.starts.sum()), taken_ms)
+
+    def _propose(self, plan: Plan, rows: Integers, gains: _Gains) -> Proposal | None:
+        """Ask for drafts behind the last tokens of all sequences that go on."""
+        table = self._table
+        self._welcome(rows)
+        # The table counts one token of this step; accepted drafts come on top.
+        positions = table.lengths[rows] - 1 + gains.counts - 1
+        # Penalties, bias and whatever else is made of a request's own tokens on the host rule out drafts.
+        ends = np.where(table.host_bound[rows], 0, table.limits[rows])
+        limits = np.where(gains.last < 0, 0, np.minimum(self._drafter.width, ends - positions - 2)).clip(0)
+        for i, row in enumerate(rows.tolist()):
+            stop_ids = table[row].stop_ids
+            if stop_ids and limits[i] and not stop_ids.isdisjoint(gains.token_ids[i, : gains.counts[i]].tolist()):
+                limits[i] = 0
+        if not limits.any():
+            return None
+        asked = DraftRows(
+            states=rows,
+            anchors=gains.last,
+            positions=positions,
+            seeds=table.seeds[rows],
+            limits=limits,
+            temperature=table.temperature[rows],
+            top_k=table.top_k[rows],
+            top_p=table.top_p[rows],
+            min_p=table.min_p[rows],
+        )
+        proposed = self._drafter.propose(asked, self._budget - len(plan.rows))
+        return None if proposed is None else Proposal(rows, *proposed)
+
+    def _welcome(self, rows: Integers) -> None:
+        """Tell the drafter which rows have become another sequence's."""
+        for row in rows.tolist():
+            number = self._table[row].id
+            if number != self._known[row]:
+                self._known[row] = number
+                self._drafter.begin(row)
+
+
+def _starts(counts: Integers) -> Integers:
+    """First row of each judged sequence."""
+    return np.cumsum(counts + 1) - counts - 1
+
+
+def _broken(logits: Tensor) -> Tensor:
+    """Rows [N] whose logits are not finite: the largest of a row is NaN where any of them is."""
+    return ~logits.amax(-1).isfinite()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of an engine that drafting touches."""
+
+    model: Model
+    model_config: ModelConfig
+    config: EngineConfig
+    table: SequenceTable
+    cache: KVCache
+    transfer: Transfer
+    sampler: Sampler
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How an engine drafts: the model's stages, who makes drafts of their rows, and by which rule they are judged.
+
+    mode: "auto" drafts where it pays, "on" always.
+    """
+
+    stages: DraftStages
+    drafter: DrafterClass
+    rule: DraftRule = "match"
+    mode: DraftMode = "auto"
+
+    def join(self, parts: Parts) -> tuple[FeedingModel, Speculation]:
+        """Return what takes the place of the model and of the sampler; measures both where times decide."""
+        if self.stages.draft.block_size > ROLLBACK_TOKENS:
+            raise ConfigError(
+                f"the checkpoint drafts blocks of {self.stages.draft.block_size} tokens, and at most {ROLLBACK_TOKENS} "
+                'can be taken back: use draft="off"'
+            )
+        seats = parts.config.max_num_seqs
+        backbone = StagesBackbone(self.stages, parts.table, parts.transfer, parts.cache)
+        drafter = self.drafter(backbone, self.stages.heads, num_states=seats, rule=self.rule, mode=self.mode)
+        budget = parts.config.max_num_batched_tokens
+        if self.mode == "auto":
+            trial = Trial(parts.model, parts.model_config, parts.cache, parts.transfer)
+            most = min(seats * (1 + drafter.width), budget)
+            drafter.set_costs(trial.target_ms(most), trial.draft_ms(drafter, seats))
+        model = FeedingModel(parts.model, self.stages, drafter)
+        return model, Speculation(parts.sampler, drafter, model, parts.table, budget)
