@@ -115,9 +115,8 @@ class LLM:
         _check_early(model, dtype, kv_cache_dtype, options)
         opened = open_accelerator(accelerator)
         checkpoint = _open(model, options)
-        self.model_config = checkpoint.config
+        self.model_config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
-        self.tokenizer = checkpoint.tokenizer
         self.engine = self._load(checkpoint, opened, options, progress)
         self._mail: dict[int, list[Progress]] = {}
         self._format: ChatFormat | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deepinfer.accelerator.batch import ROLLBACK_TOKENS, Batch
 from deepinfer.accelerator.ops.sampling import law_of

@@ -1,0 +1,289 @@
+"""Drafts change when tokens come, never which: with deepspark's drafter over the real draft stages of a tiny model.
+
+"match" and "greedy" give the tokens of an engine without drafts; "chain" and "block" give its law, which a test over a
+vocabulary small enough to enumerate holds them to.  In float64 and without quantisers: the logic alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, override
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deepinfer.accelerator.batch import Batch
+from deepinfer.accelerator.cpu import CpuAccelerator
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.parameters import Precision
+from deepinfer.engine.config import DraftRule, EngineConfig
+from deepinfer.engine.draft_backbone import BlockRows, StagesBackbone
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.request import Progress, Request, SamplingParams, TokenLogprobs
+from deepinfer.engine.sequence import Integers
+from deepinfer.engine.speculation import Drafting
+from deepinfer.model.checkpoint import Checkpoint
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.deepseek import DeepSeek, ModelOutput
+from deepinfer.model.draft import DraftHeads, DraftStages
+from deepinfer.model.kv_cache import KVCache
+from deepinfer.model.tiny import write_tiny
+from deepinfer.model.weights import Weights
+from deepspark.audit import audit_against_law, first_tokens
+from deepspark.audit.world import World, target_law
+from deepspark.policy import AlgorithmOne, Asynchronous, Fixed, Policy, SurvivalThreshold, Threshold
+from deepspark.serving import ServingDrafter
+
+from .checker import EXAMPLES, drain, engine_config, small_config, small_ops, tokens_of
+
+PRECISION = Precision(torch.float64, round_inputs=False, cache="model")
+POLICIES: list[Policy] = [
+    Fixed(5),
+    Fixed(2),
+    Threshold(0.5),
+    SurvivalThreshold(0.2),
+    AlgorithmOne(),
+    Asynchronous(lag=1),
+    Asynchronous(lag=2),
+]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model_config: ModelConfig
+    model: DeepSeek
+    stages: DraftStages
+    ops: Ops
+
+    def engine(self, config: EngineConfig, drafting: Drafting | None = None) -> Engine:
+        return Engine(config, self.model_config, self.model, self.ops, CpuAccelerator(), None, drafting=drafting)
+
+    def config(self, **changes: object) -> EngineConfig:
+        return engine_config(precision=PRECISION, decoder_replay=self.model_config.window + 12, **changes)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = tmp_path_factory.mktemp("tiny") / "v41"
+    write_tiny(folder, family="deepseek_v41")
+    checkpoint, accelerator = Checkpoint(folder), CpuAccelerator()
+    ops = accelerator.ops(PRECISION)
+    weights = Weights(checkpoint, ops, accelerator)
+    model = DeepSeek(checkpoint.config, weights, ops)
+    return Loaded(checkpoint.config, model, DraftStages(model, weights), ops)
+
+
+class Helped:
+    """The real stages, with a push towards what the texts say: a random model's own drafts are seldom right."""
+
+    def __init__(self, backbone: StagesBackbone, texts: Sequence[Sequence[int]], wrong: float) -> None:
+        self._backbone = backbone
+        self._texts = texts
+        self._wrong = wrong
+        self._generator = np.random.default_rng(0)
+
+    @property
+    def block_size(self) -> int:
+        return self._backbone.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backbone.vocab_size
+
+    def draft_block(self, anchors: Tensor, positions: Tensor, slots: Tensor) -> BlockRows:
+        rows = self._backbone.draft_block(anchors, positions, slots)
+        base = rows.base.clone()
+        for row, (anchor, position) in enumerate(zip(anchors.tolist(), positions.tolist(), strict=True)):
+            known = [text for text in self._texts if len(text) > position and text[position] == anchor]
+            for place, token in enumerate(known[0][position + 1 : position + 1 + self.block_size] if known else ()):
+                if self._generator.random() >= self._wrong:
+                    base[row, place, token] += 60
+        return BlockRows(rows.hidden, rows.normed, base)
+
+
+def helped(
+    tiny: Loaded, rule: DraftRule, policy: Policy, texts: Sequence[Sequence[int]] = (), wrong: float = 0.3
+) -> Drafting:
+    """Drafts of deepspark by `policy`, with made-up times of a target that minds its rows."""
+
+    def made(backbone: StagesBackbone, heads: DraftHeads, **choices: Any) -> ServingDrafter:
+        drafter = ServingDrafter(Helped(backbone, texts, wrong), heads, policy=policy, **choices)
+        drafter.set_costs({1: 1.0, 8: 1.2, 16: 3.0, 64: 9.0}, {1: 0.1, 8: 0.2})
+        return drafter
+
+    return Drafting(tiny.stages, made, rule, mode="on")
+
+
+def run(engine: Engine, requests: Sequence[Request], arrivals: Sequence[int]) -> list[list[Progress]]:
+    """Add request number i before step arrivals[i]; returns what each gained."""
+    gained: dict[int, list[Progress]] = {}
+    ids: dict[int, int] = {}
+    step = 0
+    while len(ids) < len(requests) or engine.has_work:
+        for number, when in enumerate(arrivals):
+            if when == step:
+                ids[number] = engine.add(requests[number])
+        for progress in engine.step():
+            gained.setdefault(progress.request_id, []).append(progress)
+        engine.scheduler.check()
+        step += 1
+    return [gained[ids[number]] for number in range(len(requests))]
+
+
+@st.composite
+def request_lists(draw: st.DrawFn) -> list[Request]:
+    generator = np.random.default_rng(draw(st.integers(0, 1000)))
+    lengths = draw(st.lists(st.one_of(st.integers(1, 30), st.integers(100, 150)), min_size=1, max_size=5))
+    found = []
+    for index, length in enumerate(lengths):
+        params = SamplingParams(
+            temperature=draw(st.sampled_from([0.0, 0.7, 1.0])),
+            top_k=draw(st.sampled_from([0, 0, 5])),
+            top_p=draw(st.sampled_from([1.0, 1.0, 0.8])),
+            min_p=draw(st.sampled_from([0.0, 0.0, 0.05])),
+            max_tokens=draw(st.integers(1, 14)),
+            stop_token_ids=generator.integers(0, 259, draw(st.sampled_from([0, 0, 60]))).tolist(),
+            presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 0.5])),
+            logprobs=draw(st.sampled_from([None, None, 2])),
+            logprobs_mode=draw(st.sampled_from(["raw", "processed"])),
+            ignore_eos=True,
+        )
+        found.append(Request(generator.integers(30, 255, length).tolist(), params, index=index))
+    return found
+
+
+@pytest.mark.parametrize("rule", ["match", "greedy"])
+@settings(max_examples=EXAMPLES // 8)
+@given(data=st.data())
+def test_drafts_change_no_token(tiny: Loaded, rule: DraftRule, data: st.DataObject) -> None:
+    requests = data.draw(request_lists())
+    plain = run(tiny.engine(tiny.config()), requests, [0] * len(requests))
+    texts = [[*r.prompt_token_ids, *tokens_of(parts)] for r, parts in zip(requests, plain, strict=True)]
+    policy, wrong = data.draw(st.sampled_from(POLICIES)), data.draw(st.sampled_from([0.0, 0.2, 1.0]))
+    starved = {"blocks": 4, "max_model_len": 300, "window_blocks": data.draw(st.integers(4, 9))}
+    config = tiny.config(
+        max_num_batched_tokens=data.draw(st.sampled_from([8, 11, 40, 512])),
+        max_num_seqs=data.draw(st.integers(1, 6)),
+        **data.draw(st.sampled_from([{}, starved])),
+    )
+    arrivals = [data.draw(st.integers(0, 6)) for _ in requests]
+    drafted = run(tiny.engine(config, helped(tiny, rule, policy, texts, wrong)), requests, arrivals)
+    for alone, parts in zip(plain, drafted, strict=True):
+        assert tokens_of(parts) == tokens_of(alone)
+        assert (parts[-1].finish_reason, parts[-1].stop_reason) == (alone[-1].finish_reason, alone[-1].stop_reason)
+        for found, wanted in zip(_logprobs(parts), _logprobs(alone), strict=True):
+            assert found.token_id == wanted.token_id
+            assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+            assert list(found.top) == list(wanted.top)
+
+
+def _logprobs(parts: Sequence[Progress]) -> list[TokenLogprobs]:
+    return [item for part in parts for item in part.logprobs or () if isinstance(item, TokenLogprobs)]
+
+
+def test_right_drafts_save_steps_and_are_reported(tiny: Loaded) -> None:
+    request = Request(list(range(40, 70)), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    plain = run(tiny.engine(tiny.config()), [request], [0])[0]
+    text = [*request.prompt_token_ids, *tokens_of(plain)]
+    parts = run(tiny.engine(tiny.config(), helped(tiny, "match", Fixed(5), [text], wrong=0.0)), [request], [0])[0]
+    assert tokens_of(parts) == tokens_of(plain)
+    assert len(parts) == 1 + 59 // 6 + 1
+    steps = [part.draft_step for part in parts[1:]]
+    assert all(
+        step is not None and step.accepted == step.verified == len(part.token_ids) - 1
+        for step, part in zip(steps, parts[1:], strict=True)
+    )
+
+
+def test_a_request_with_penalties_gets_no_drafts(tiny: Loaded) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, presence_penalty=1.0, ignore_eos=True)
+    request = Request(list(range(40, 70)), params)
+    parts = run(tiny.engine(tiny.config(), helped(tiny, "match", Fixed(5))), [request], [0])[0]
+    assert tokens_of(parts) == tokens_of(run(tiny.engine(tiny.config()), [request], [0])[0])
+    assert all(part.draft_step is None for part in parts)
+
+
+WIDTH, VOCAB = 3, 5
+
+
+class WorldModel:
+    """A target whose law is a world's: it reads the last two tokens."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
+        pairs = torch.stack((batch.history[:, 0], batch.token_ids), 1).index_select(0, batch.logit_rows).tolist()
+        return ModelOutput(torch.from_numpy(np.log([self._world.target(tuple(pair)) for pair in pairs])), None)
+
+
+class RandomBackbone:
+    """Draft rows that depend on the anchor alone."""
+
+    block_size, vocab_size = WIDTH, VOCAB
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.hidden = torch.randn((VOCAB, WIDTH, 4), generator=generator, dtype=torch.float64)
+        self.base = torch.randn((VOCAB, WIDTH, VOCAB), generator=generator, dtype=torch.float64)
+        self.heads = DraftHeads(
+            markov_embed=torch.randn((VOCAB, 3), generator=generator, dtype=torch.float64),
+            markov_head=torch.randn((VOCAB, 3), generator=generator, dtype=torch.float64),
+            confidence=2 * torch.randn((1, 7), generator=generator, dtype=torch.float64),
+        )
+
+    def draft_block(self, anchors: Tensor, positions: Tensor, slots: Tensor) -> BlockRows:
+        return BlockRows(self.hidden[anchors], self.hidden[anchors], self.base[anchors])
+
+
+class WrongLaws(ServingDrafter):
+    """A drafter that remembers other laws than it drew from."""
+
+    @override
+    def _keep_laws(self, states: Integers, Q: Tensor) -> None:
+        super()._keep_laws(states, torch.full_like(Q, 1 / VOCAB))
+
+
+def sampled(
+    world: World, rule: DraftRule, policy: Policy, kind: type[ServingDrafter], count: int
+) -> list[tuple[int, ...]]:
+    """The first four tokens of `count` requests that run through one engine in batches of 64."""
+    backbone = RandomBackbone()
+
+    def made(_: object, heads: DraftHeads, **choices: Any) -> ServingDrafter:
+        drafter = kind(backbone, heads, policy=policy, **choices)
+        drafter.set_costs({1: 1.0, 64: 1.1, 96: 3.0, 256: 6.0}, {1: 0.01})
+        return drafter
+
+    stages: Any = SimpleNamespace(draft=SimpleNamespace(block_size=WIDTH), heads=backbone.heads)
+    model = small_config(vocab_size=VOCAB)
+    config = engine_config(max_num_seqs=64, blocks=64, window_blocks=200)
+    drafting = Drafting(stages, made, rule, mode="on")
+    engine = Engine(config, model, WorldModel(world), small_ops(), CpuAccelerator(), None, drafting=drafting)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    ids = [engine.add(Request([3, 0], replace(params, seed=seed))) for seed in range(6000)]
+    gained = drain(engine)
+    return [tokens_of(gained[number]) for number in ids]
+
+
+@pytest.mark.parametrize(
+    "policy", [Fixed(3), Asynchronous(lag=1), Threshold(0.5)], ids=["fixed", "budget", "threshold"]
+)
+@pytest.mark.parametrize("rule", ["chain", "block"])
+def test_the_law_of_the_text_is_the_target_law(rule: DraftRule, policy: Policy) -> None:
+    world = World(VOCAB, seed=3)
+    verdict = audit_against_law(
+        sampled(world, rule, policy, ServingDrafter), target_law(world, (3, 0), 4), first_tokens(3, VOCAB)
+    )
+    assert verdict.lossless, verdict
+
+
+@pytest.mark.parametrize("rule", ["chain", "block"])
+def test_the_audit_sees_a_drafter_that_remembers_wrong_laws(rule: DraftRule) -> None:
+    world = World(VOCAB, seed=3)
+    samples = sampled(world, rule, Fixed(3), WrongLaws)
+    assert not audit_against_law(samples, target_law(world, (3, 0), 4), first_tokens(3, VOCAB)).lossless
