@@ -180,7 +180,11 @@ class Speculation:
             min_p=table.min_p[rows],
         )
         proposed = self._drafter.propose(asked, self._budget - len(plan.rows))
-        return None if proposed is None else Proposal(rows, *proposed)
+        if proposed is None:
+            return None
+        # Without drafts a sequence is drawn for by the sampler, which knows the rules of its request.
+        drafting = limits > 0
+        return Proposal(rows[drafting], *(column[drafting] for column in proposed))
 
     def _welcome(self, rows: Integers) -> None:
         """Tell the drafter which rows have become another sequence's."""
