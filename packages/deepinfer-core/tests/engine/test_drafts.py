@@ -248,10 +248,8 @@ class WrongLaws(ServingDrafter):
         super()._keep_laws(states, torch.full_like(Q, 1 / VOCAB))
 
 
-def sampled(
-    world: World, rule: DraftRule, policy: Policy, kind: type[ServingDrafter], count: int
-) -> list[tuple[int, ...]]:
-    """The first four tokens of `count` requests that run through one engine in batches of 64."""
+def sampled(world: World, rule: DraftRule, policy: Policy, kind: type[ServingDrafter]) -> list[tuple[int, ...]]:
+    """The first four tokens of 6000 requests that run through one engine in batches of 64."""
     backbone = RandomBackbone()
 
     def made(_: object, heads: DraftHeads, **choices: Any) -> ServingDrafter:
