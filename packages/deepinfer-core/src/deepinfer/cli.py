@@ -27,7 +27,7 @@ TINY = "tiny"
 LONGEST_SIZE = 40
 """Characters of a size: more is a slip, and may be a number that no float holds."""
 
-ENGINE_OPTIONS = ("dtype", "kv_cache_dtype", "decoder_replay", "max_model_len", "seed")
+ENGINE_OPTIONS = ("dtype", "kv_cache_dtype", "decoder_replay", "max_model_len", "draft", "draft_rule", "seed")
 """Options of `generate` that are arguments of `LLM`; the others are of `SamplingParams`, under the same names."""
 
 _log = logging.getLogger(__name__)
@@ -112,6 +112,15 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 )
 @click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
 @click.option(
+    "--draft",
+    is_flag=False,
+    flag_value="auto",
+    default="off",
+    type=click.Choice(("off", "auto", "on")),
+    help="Let the model's draft stages guess tokens ahead: auto (or no word): as many as pay; on: always.",
+)
+@click.option("--draft-rule", default="match", help='"match": same text as without; "chain", "block": same law.')
+@click.option(
     "--trace", type=click.Path(path_type=Path), help="Write a timeline to this file, for chrome://tracing or Perfetto."
 )
 @_json
@@ -139,6 +148,7 @@ def generate(
         import torch
 
         from deepinfer.completion_output import print_json, print_text
+        from deepinfer.draft_output import with_drafts
         from deepinfer.engine.request import SamplingParams
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
@@ -154,7 +164,8 @@ def generate(
         begin = time.perf_counter()
         with nullcontext() if trace is None else llm.observe(trace):
             increments = llm.generate([one.prompt for one in asked], [one.params for one in asked], stream=True)
-            tokens, failed = (print_json if as_json else print_text)(increments, len(asked))
+            shown = with_drafts(increments, paint=not as_json) if llm.drafts else increments
+            tokens, failed = (print_json if as_json else print_text)(shown, len(asked))
         seconds = time.perf_counter() - begin
         _log.info("%d tokens in %.2f s, %.1f a second", tokens, seconds, tokens / seconds)
         if failed:

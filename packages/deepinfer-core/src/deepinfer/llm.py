@@ -137,7 +137,7 @@ class LLM:
             drafting = Drafting(DraftStages(model, weights), drafter, options.draft_rule, mode)
         weights.check_only(NOT_LOADED if drafting else (*NOT_LOADED, "mtp."))
         weights.finish()
-        self._drafts = drafting is not None
+        self.drafts = drafting is not None
         return Engine(self.config, config, model, ops, accelerator, self.tokenizer, drafting=drafting)
 
     @overload
@@ -276,7 +276,7 @@ class LLM:
         refused: list[Increment] = []
         try:
             for index, prompt in enumerate(prompts):
-                call = _Call(index, self.config.replay_of(params[index]), self._drafts)
+                call = _Call(index, self.config.replay_of(params[index]), self.drafts)
                 call.no_drafts = NO_DRAFTS if params[index].has_rules else None
                 try:
                     call.prompt = self._token_ids(prompt)

@@ -12,6 +12,8 @@ from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.report import report_ops
 from deepinfer.cli import app, memory_bytes
 from deepinfer.doctor import RELEASED
+from deepinfer.draft_output import summary
+from deepinfer.engine.draft_report import DraftReport, DraftStep
 from deepinfer.errors import ConfigError
 from deepinfer.model.tiny import write_tiny
 
@@ -289,3 +291,22 @@ def test_generate_writes_a_timeline(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     assert run("generate", "x", "--max-tokens", "3", "--max-model-len", "128", "--trace", str(trace)).exit_code == 0
     assert sum(event["name"] == "step" for event in json.loads(trace.read_text())) >= 3
+
+
+@pytest.mark.parametrize("arguments", [("--draft=on",), ("--draft=on", "--draft-rule", "chain"), ("--draft",)])
+def test_drafts_are_shown_and_change_no_greedy_text(arguments: tuple[str, ...], greedy: str) -> None:
+    result = run("generate", PROMPT, *GREEDY, *arguments)
+    assert result.exit_code == 0
+    assert result.stdout == greedy + "\n"
+    lengths = next(line for line in result.stderr.splitlines() if line.isdigit())
+    assert sum(int(digit) for digit in lengths) == 12
+    assert f"tokens a step over {len(lengths)} steps" in result.stderr or "drafts: none" in result.stderr
+
+
+def test_a_summary_says_what_drafts_brought() -> None:
+    steps = [None, DraftStep(5, 3, 2, 1.5), DraftStep(5, 1, 0, 0.5), DraftStep(5, 0, 0, 0.0)]
+    assert summary(DraftReport.of(steps)) == (
+        "drafts: 1.50 tokens a step over 4 steps; 15 drawn, 4 verified, 2 accepted; accepted up to place 50%, 100%, "
+        "0%; 0.50 a step expected, 0.50 came"
+    )
+    assert summary(DraftReport.of([None])) == "drafts: none in 1 steps: they would have cost more than they bring"
