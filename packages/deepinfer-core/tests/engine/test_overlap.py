@@ -69,6 +69,7 @@ def requests(draw: st.DrawFn) -> Request:
         logprobs=draw(st.sampled_from([None, None, 2, -1])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
         seed=draw(st.integers(0, 1000)),
+        presence_penalty=draw(st.sampled_from([0, 0, 0, 1.5])),
     )
     return Request(prompt, params, priority=draw(st.sampled_from([0, 0, 1])))
 

@@ -12,6 +12,7 @@ from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.request import Progress, Request
+from deepinfer.engine.sequence import SequenceTable
 from deepinfer.errors import RequestError
 from deepinfer.model.deepseek import ModelOutput
 from deepinfer.model.kv_cache import KVCache
@@ -33,15 +34,22 @@ V41 = small_config()
 
 
 class Counting(CheckingModel):
-    """Keeps the rows of each sequence in each step."""
+    """Keeps the rows of each sequence in each step, and whether any computes a token that it has generated."""
+
+    table: SequenceTable
 
     def __init__(self) -> None:
         super().__init__(V41)
-        self.steps: list[list[int]] = []
+        self.steps: list[tuple[list[int], bool]] = []
 
     @override
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        self.steps.append(batch.query_lens.tolist())
+        rows, ends = batch.query_lens.tolist(), batch.context_lens.tolist()
+        decodes = [
+            count == 1 and end == self.table.lengths[row] and end > self.table[row].prompt_length
+            for row, count, end in zip(batch.states.tolist(), rows, ends, strict=True)
+        ]
+        self.steps.append((rows, any(decodes)))
         return super().forward(batch, cache)
 
 
@@ -84,6 +92,7 @@ def test_the_gap_between_tokens_is_one_step_of_bounded_rows(
     )
     model = Counting()
     engine = engine_of(config, model)
+    model.table = engine.scheduler._table
     left = sorted(arrivals)
     talking: set[int] = set()
     same_class = len({priority for *_, priority in arrivals}) == 1
@@ -101,10 +110,10 @@ def test_the_gap_between_tokens_is_one_step_of_bounded_rows(
         if not left and not engine.has_work:
             break
     assert not engine.has_work
-    for rows in model.steps:
+    for rows, decodes in model.steps:
         assert sum(rows) <= budget
         assert len(rows) <= seqs
-        if 1 in rows:
+        if decodes:
             assert sum(rows) <= len(rows) + prefill
 
 
