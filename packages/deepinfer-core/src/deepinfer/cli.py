@@ -1,4 +1,4 @@
-"""The command line: generate, bench, accelerators, doctor, plan, tiny.
+"""The command line: generate, bench, accelerators, doctor, verify-determinism, plan, tiny.
 
 Each command says what it needs and hands over; torch is imported only by those that compute.
 """
@@ -296,6 +296,47 @@ def doctor(
         diagnosis = diagnose(accelerator or environment.accelerator, config, conformance=check)
         click.echo(json.dumps(diagnosis.as_dict(), indent=1) if as_json else render(diagnosis))
         if not diagnosis.healthy:
+            raise Exit(1)
+
+
+@app.command(
+    "verify-determinism",
+    epilog="""\b
+Examples:
+  deepinfer verify-determinism
+  deepinfer verify-determinism --model /path/to/checkpoint --accelerator cpu
+  deepinfer verify-determinism --json > here.json
+
+LLM(deterministic=True) promises the same bits for a request whatever else runs, however its prompt is cut into chunks,
+and after it was preempted. This command runs each op on rows together and alone, and the same requests in all those
+ways, and prints a hash of each result: of one model all ways must have the same. Hashes of two machines are equal when
+their results are; other processors, versions or numbers of threads may round otherwise.
+The exit code is 1 when a hash differs within the run, 2 when the accelerator cannot be deterministic.""",
+)
+@click.option("--model", help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny]')
+@_accelerator
+@_json
+@_debug
+@click.pass_obj
+def verify_determinism(
+    environment: Environment, /, *, model: str | None, accelerator: str | None, as_json: bool, debug: bool
+) -> None:
+    """Prove on this machine that results do not depend on load, and print a hash for each case."""
+    with reported(debug=debug):
+        from deepinfer.accelerator.registry import open_accelerator
+        from deepinfer.determinism import count_proofs, describe, render, verify
+        from deepinfer.loading_bar import counted
+
+        opened = open_accelerator(accelerator or environment.accelerator)
+        proofs = list(counted("proving", verify(model or environment.model or TINY, opened), count_proofs(opened)))
+        same = all(proof.fault is None for proof in proofs)
+        if as_json:
+            cases = [dataclasses.asdict(proof) for proof in proofs]
+            click.echo(json.dumps({"deterministic": same, "accelerator": describe(opened), "cases": cases}, indent=1))
+        else:
+            click.echo(render(proofs))
+            click.echo(f"{'deterministic' if same else 'NOT deterministic'} on {describe(opened)}")
+        if not same:
             raise Exit(1)
 
 

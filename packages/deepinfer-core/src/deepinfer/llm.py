@@ -81,6 +81,9 @@ class LLM:
     Raises ConfigError, AcceleratorError or CheckpointError, each saying what to do.
     """
 
+    _format: "ChatFormat | None" = None
+    _observer: Observer | None = None
+
     def __init__(  # noqa: PLR0913 - the public constructor: all but the model are keywords
         self,
         model: str | Path = "tiny",
@@ -98,6 +101,7 @@ class LLM:
         draft: DraftChoice = "off",
         draft_rule: DraftRule = "match",
         seed: int = 0,
+        deterministic: bool = False,
         progress: LoadingProgress | None = None,
     ) -> None:
         options = EngineOptions(
@@ -111,6 +115,7 @@ class LLM:
             draft=draft,
             draft_rule=draft_rule,
             seed=seed,
+            deterministic=deterministic,
         )
         _check_early(model, dtype, kv_cache_dtype, options)
         opened = open_accelerator(accelerator)
@@ -119,14 +124,14 @@ class LLM:
         self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
         self.engine = self._load(checkpoint, opened, options, progress)
         self._mail: dict[int, list[Progress]] = {}
-        self._format: ChatFormat | None = None
-        self._observer: Observer | None = None
 
     def _load(
         self, checkpoint: Checkpoint, accelerator: Accelerator, options: EngineOptions, progress: LoadingProgress | None
     ) -> Engine:
         """Load the model and, where drafts are wanted, its draft stages; no tensor is left over."""
-        config, ops = checkpoint.config, accelerator.ops(self.config.precision)
+        config = checkpoint.config
+        choose = accelerator.deterministic_ops if options.deterministic else accelerator.ops
+        ops = choose(self.config.precision)
         _log.info("%s", start_line(accelerator, ops, shapes_of(config)))
         drafter = find_drafter(options.draft, config)
         weights = Weights(checkpoint, ops, accelerator, progress)

@@ -1,12 +1,15 @@
-"""The bar on stderr that shows how loading weights advances.
+"""The bars on stderr that show how loading weights, or a long command, advances; on a terminal only.
 
 How much there is to read is told by `model/weights.py`.
 """
+
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -45,3 +48,11 @@ class LoadingBar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def counted[Item](what: str, items: Iterable[Item], total: int) -> Iterator[Item]:
+    """Yield `items`, of which there will be `total`, under a bar."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield from bar.track(items, total=total)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deepinfer.accelerator.cpu import host_memory
+from deepinfer.accelerator.parameters import Precision
 from deepinfer.accelerator.registry import drafter_class, open_accelerator
 from deepinfer.errors import AcceleratorError
 from deepinfer.installation import check_recipe, our_wheels
@@ -17,6 +19,13 @@ SECTION = "Installation"
 NOWHERE = Path("/nowhere")
 ENTRY = "AcceleratorEntry({version}, 2000, '{module}_device:Device', lambda: {reason})"
 DEVICE = "from deepinfer.accelerator.cpu import CpuAccelerator as Device"
+CARELESS = """
+from deepinfer.accelerator.base import Accelerator
+from deepinfer.accelerator.cpu import CpuAccelerator
+class Device(CpuAccelerator):
+    name = "abacus"
+    deterministic_ops = Accelerator.deterministic_ops
+"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,12 @@ FAULTS = [
         wheel("fake-wheel", target="class Device: pass"),
         open_abacus,
         ("is expected to be a deepinfer.accelerator.base.Accelerator",),
+    ),
+    Fault(
+        "deterministic=True on an accelerator that cannot",
+        wheel("fake-wheel", target=CARELESS),
+        lambda: open_accelerator("abacus").deterministic_ops(Precision(torch.float32, False, "model")),
+        ("accelerator 'abacus' has no deterministic ops", 'choose accelerator="cpu"'),
     ),
     Fault("a drafter that nobody publishes", nothing, lambda: drafter_class("beads"), ("no drafter is named 'beads'",)),
     Fault(

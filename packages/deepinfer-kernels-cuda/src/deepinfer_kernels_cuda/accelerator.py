@@ -13,14 +13,23 @@ from torch import Tensor
 from deepinfer.accelerator.base import Accelerator, Event
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
+from deepinfer.accelerator.tiled_ops import TiledOps
 from deepinfer.errors import AcceleratorError
 from deepinfer_kernels_cuda.ops import NvidiaOps
+
+
+class TiledNvidiaOps(TiledOps):
+    """The reference on tiles that keep a device busier than the default; its products see one shape each."""
+
+    tile_rows = 64
+    tile_keys = 128
 
 
 class NvidiaAccelerator(Accelerator):
     """The first visible device; CUDA_VISIBLE_DEVICES decides which one that is."""
 
     name = "nvidia"
+    deterministic = True
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -43,6 +52,11 @@ class NvidiaAccelerator(Accelerator):
     @override
     def ops(self, precision: Precision) -> Ops:
         return NvidiaOps(self.device, precision)
+
+    @override
+    def deterministic_ops(self, precision: Precision) -> Ops:
+        """Return the reference by tiles, without a kernel of this wheel; `deepinfer verify-determinism` proves it."""
+        return TiledNvidiaOps(self.device, precision)
 
     @override
     def memory(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
+from deepinfer.errors import AcceleratorError
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Event(Protocol):
 class Accelerator(ABC):
     """One device of this process. Kernel wheels subclass it; the CPU reference is `cpu.CpuAccelerator`.
 
-    `deterministic`: every op gives bitwise the same row whatever else is in the batch.  `is_reference`: the definition
-    of an op is this device's own body of it, not a way out.  `synchronous`: an op has finished when it returns, so that
-    nothing runs while the host prepares the next step.  Work of one stream is done in the order in which it was given.
+    `deterministic`: `deterministic_ops` has what it promises.  `is_reference`: the definition of an op is this device's
+    own body of it, not a way out.  `synchronous`: an op has finished when it returns, so that nothing runs while the
+    host prepares the next step.  Work of one stream is done in the order in which it was given.
     """
 
     name: str
@@ -72,6 +73,17 @@ class Accelerator(ABC):
     @abstractmethod
     def ops(self, precision: Precision) -> Ops:
         """Return this device's ops for activations of `precision`."""
+
+    def deterministic_ops(self, precision: Precision) -> Ops:
+        """Return ops whose every row is bitwise the same whatever else is in the step, however a prompt is cut.
+
+        The bits may differ from those of `ops`, and from those of another device, version or number of threads.  Raises
+        AcceleratorError where the device has none.  `tiled_ops.TiledOps` makes them of ops that keep to fixed shapes.
+        """
+        raise AcceleratorError(
+            f"accelerator {self.name!r} has no deterministic ops, which deterministic=True asks for: leave it out, or "
+            'choose accelerator="cpu"'
+        )
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:

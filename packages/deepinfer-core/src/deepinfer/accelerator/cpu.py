@@ -12,6 +12,7 @@ import torch
 
 from deepinfer.accelerator.base import Accelerator, Event
 from deepinfer.accelerator.cpu_ops import CpuOps
+from deepinfer.accelerator.cpu_ops.tiled import TiledCpuOps
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.errors import AcceleratorError
@@ -21,6 +22,7 @@ class CpuAccelerator(Accelerator):
     """The host. Work is done when an op returns, so streams and events have nothing to wait for."""
 
     name = "cpu"
+    deterministic = True
     is_reference = True
     synchronous = True
 
@@ -34,6 +36,10 @@ class CpuAccelerator(Accelerator):
     @override
     def ops(self, precision: Precision) -> Ops:
         return CpuOps(self.device, precision)
+
+    @override
+    def deterministic_ops(self, precision: Precision) -> Ops:
+        return TiledCpuOps(self.device, precision)
 
     @override
     def memory(self) -> tuple[int, int]:

@@ -51,6 +51,8 @@ class EngineOptions:
     draft                   "off", "on" (whole blocks in every step), or "auto": as many drafts as pay
     draft_rule              how drafts are judged: "match", "chain", "block" or "greedy", see `DraftRule`
     seed                    of requests that have none of their own
+    deterministic           bitwise the same logits and tokens whatever else runs, however prompts are cut, after a
+                            preemption and from the cache; on one device, with one set of versions and threads
     """
 
     decoder_replay: int | Literal["auto", "off"] = "auto"
@@ -63,6 +65,7 @@ class EngineOptions:
     draft: DraftChoice = "off"
     draft_rule: DraftRule = "match"
     seed: int = 0
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class EngineConfig:
     blocks: int
     window_blocks: int
     seed: int
+    deterministic: bool = False
 
     def window_width(self, window: int, ahead: int = 0) -> int:
         """Most window blocks of a sequence: a step's rows, the window before the first, and `ahead` for drafts."""
@@ -152,6 +156,13 @@ def check_options(options: EngineOptions, model: ModelConfig | None = None) -> N
     ):
         if choice not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {choice!r}")
+    if not isinstance(options.deterministic, bool):
+        raise ConfigError(f"deterministic must be True or False, got {options.deterministic!r}")
+    if options.deterministic and options.draft != "off" and options.draft_rule in ("chain", "block"):
+        raise ConfigError(
+            f'draft_rule must be "match" or "greedy" with deterministic=True, got {options.draft_rule!r}: with that rule '
+            "a text depends on where its drafts begin, and so on load"
+        )
     fraction = options.memory_fraction
     plain = isinstance(fraction, int | float) and not isinstance(fraction, bool)
     if fraction is not None and not (plain and 0 < fraction <= 1):
@@ -201,6 +212,7 @@ def resolve(
         blocks=blocks,
         window_blocks=windows,
         seed=options.seed,
+        deterministic=options.deterministic,
     )
 
 

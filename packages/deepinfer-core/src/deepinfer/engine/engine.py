@@ -61,8 +61,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         drafting: Drafting | None = None,
     ) -> None:
-        self.config = config
-        self.model_config = model_config
+        self.config, self.model_config = config, model_config
+        self._parts = (model, ops, accelerator, tokenizer)
         table = _table(config, model_config, 0 if drafting is None else drafting.stages.draft.block_size)
         cache = KVCache(
             model_config,
@@ -88,6 +88,10 @@ class Engine:
         self._overlap = config.overlap and drafting is None
         self._ahead: Flight | _Failed | None = None
         self._settled = True
+
+    def sibling(self, config: EngineConfig) -> "Engine":
+        """Return a fresh engine over the same model, without drafts, with cache memory of its own and other sizes."""
+        return Engine(config, self.model_config, *self._parts)
 
     @property
     def settled(self) -> bool:

@@ -6,6 +6,7 @@ A kernel wheel's test is three lines:
     def test_conformance(case: Case) -> None:
         case.check(accelerator)
 
+A device with deterministic ops runs `invariance_cases()` in the same way: each row alone as among others, bit for bit.
 How far a result may be off is derived from the number formats (`case.py`), or not at all where an op is exact.
 """
 
@@ -15,13 +16,25 @@ from deepinfer.accelerator.conformance.attention import attention_cases
 from deepinfer.accelerator.conformance.case import Case, ConformanceError, Finding
 from deepinfer.accelerator.conformance.experts import expert_cases
 from deepinfer.accelerator.conformance.inputs import ALL_SHAPES, TINY, Shapes
+from deepinfer.accelerator.conformance.invariance import InvarianceCase, Proof, digest_of, invariance_cases
 from deepinfer.accelerator.conformance.memory import memory_cases
 from deepinfer.accelerator.conformance.mixing import mixing_cases
 from deepinfer.accelerator.conformance.paged_cache import cache_cases
 from deepinfer.accelerator.conformance.projection import projection_cases
 from deepinfer.accelerator.conformance.sampling import sampling_cases
 
-__all__ = ["ALL_SHAPES", "TINY", "Case", "ConformanceError", "Finding", "cases"]
+__all__ = [
+    "ALL_SHAPES",
+    "TINY",
+    "Case",
+    "ConformanceError",
+    "Finding",
+    "InvarianceCase",
+    "Proof",
+    "cases",
+    "digest_of",
+    "invariance_cases",
+]
 
 
 def cases(shapes: Sequence[Shapes] = ALL_SHAPES) -> list[Case]:

@@ -72,7 +72,7 @@ def _rotate(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class Memory:
     """Filled cache memory of the sequences of a step, and that step."""
 
     window: RecordView
@@ -81,7 +81,7 @@ class _Memory:
     magnitude: Tensor
 
 
-def _fill(ops: Ops, shapes: Shapes, step: Step, ratio: int, window: RecordFormat, kind: RecordFormat) -> _Memory:
+def fill(ops: Ops, shapes: Shapes, step: Step, ratio: int, window: RecordFormat, kind: RecordFormat) -> Memory:
     """Write window KV and entries of all tokens, exactly: rotations by zero, rows of mean square 1, one magnitude."""
     draw = Draw(12)
     still = ropes(ops, shapes.rope)[0]
@@ -99,7 +99,7 @@ def _fill(ops: Ops, shapes: Shapes, step: Step, ratio: int, window: RecordFormat
             latents = draw.signs(batch.groups[ratio].rows.shape[0], shapes.head_dim) * magnitude
             ops.write_entries(ops.tensor(latents), batch, ratio, still, entries)
     # A quantised record may be larger than its vector by half a step: a quarter for FP4.
-    return _Memory(view, entries, batch, magnitude.to(torch.float64) * 1.25)
+    return Memory(view, entries, batch, magnitude.to(torch.float64) * 1.25)
 
 
 def _attention(shapes: Shapes, step: Step, ratio: int, ops: Ops) -> Sequence[Outcome]:
@@ -108,7 +108,7 @@ def _attention(shapes: Shapes, step: Step, ratio: int, ops: Ops) -> Sequence[Out
     rope = ropes(ops, shapes.rope)[1]
     outcomes = []
     for kind in formats(ops, "fp8_group32", "fp4_group16", "fp8_rope"):
-        memory = _fill(ops, shapes, step, ratio, "fp8_group32" if kind == "fp4_group16" else kind, kind)
+        memory = fill(ops, shapes, step, ratio, "fp8_group32" if kind == "fp4_group16" else kind, kind)
         q = draw.plain(memory.batch.positions.shape[0], shapes.heads, shapes.head_dim)
         given = ops.tensor(q)
         for name, selection in _selections(ops, memory, ratio).items():
@@ -121,7 +121,7 @@ def _attention(shapes: Shapes, step: Step, ratio: int, ops: Ops) -> Sequence[Out
     return outcomes
 
 
-def _selections(ops: Ops, memory: _Memory, ratio: int) -> dict[str, Selection | None]:
+def _selections(ops: Ops, memory: Memory, ratio: int) -> dict[str, Selection | None]:
     """Which entries are attended to: none, all visible ones, or a few of them in no order."""
     if not ratio:
         return {"window alone": None}
@@ -145,9 +145,10 @@ def _bound(shapes: Shapes, magnitude: Tensor, q: Tensor) -> tuple[Tensor, Tensor
     return mass * (2 * roundings(shapes.head_dim) * scores + roundings(512) + TURN), mass
 
 
-def _request(
+def request_of(
     ops: Ops, shapes: Shapes, ratio: int, batch: Batch, keys: RecordView, *, values: Tensor | None = None
 ) -> IndexRequest:
+    """Ask for 20 entries and 4 candidate blocks; whole numbers as queries unless `values` are given."""
     draw = Draw(15)
     rows = batch.positions.shape[0]
     query = draw.integers(7, rows, shapes.index_heads, shapes.index_dim) - 3.0 if values is None else values
@@ -182,7 +183,7 @@ def _keys(ops: Ops, shapes: Shapes, ratio: int, *, transform: bool = False) -> t
 
 def _select(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
     view, batch = _keys(ops, shapes, ratio)
-    request = _request(ops, shapes, ratio, batch, view)
+    request = request_of(ops, shapes, ratio, batch, view)
     selection, blocks = ops.select_entries(request, batch)
     assert blocks is not None
     inside = IndexRequest(**{**vars(request), "candidates": blocks, "keep_blocks": 0})
@@ -200,7 +201,7 @@ def _transformed(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
     """With the Hadamard transform queries and keys are rounded from irrational numbers: a few choices may differ."""
     view, batch = _keys(ops, shapes, 4, transform=True)
     query = Draw(17).plain(batch.positions.shape[0], shapes.index_heads, shapes.index_dim)
-    request = _request(ops, shapes, 4, batch, view, values=query)
+    request = request_of(ops, shapes, 4, batch, view, values=query)
     request = IndexRequest(**{**vars(request), "transform": True, "keep_blocks": 0})
     selection, _ = ops.select_entries(request, batch)
     chosen = torch.zeros((query.shape[0], batch.max_context), device=ops.device)

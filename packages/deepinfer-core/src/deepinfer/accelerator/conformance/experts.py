@@ -66,7 +66,8 @@ def _combine(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
     return [Outcome("sum", ops.combine(*(ops.tensor(part, ops.precision.wide) for part in parts)), mass)]
 
 
-def _draw_expert(draw: Draw, shapes: Shapes, kind: str) -> StoredExpert:
+def draw_expert(draw: Draw, shapes: Shapes, kind: str) -> StoredExpert:
+    """Draw an expert stored as `kind`, see `Draw.weight`."""
     block = shapes.fp8_block
     return StoredExpert(
         w1=draw.weight(kind, shapes.intermediate, shapes.hidden, block),
@@ -77,7 +78,7 @@ def _draw_expert(draw: Draw, shapes: Shapes, kind: str) -> StoredExpert:
 
 def _experts(shapes: Shapes, kind: str, ops: Ops) -> Sequence[Outcome]:
     draw = Draw(25)
-    stored = [_draw_expert(draw, shapes, kind) for _ in range(shapes.experts)]
+    stored = [draw_expert(draw, shapes, kind) for _ in range(shapes.experts)]
     x = draw.plain(ROWS, shapes.hidden)
     order = torch.stack([draw.permutation(shapes.experts)[: shapes.top_k] for _ in range(ROWS)])
     picks = torch.where(draw.integers(4, *order.shape) == 0, -1, order)
@@ -93,7 +94,7 @@ def _experts(shapes: Shapes, kind: str, ops: Ops) -> Sequence[Outcome]:
 
 def _shared(shapes: Shapes, kind: str, ops: Ops) -> Sequence[Outcome]:
     draw = Draw(26)
-    stored = _draw_expert(draw, shapes, kind)
+    stored = draw_expert(draw, shapes, kind)
     x = draw.plain(ROWS, shapes.hidden)
     out = ops.shared_expert(ops.tensor(x), ops.pack_experts([stored]), LIMIT)
     bound = _Bound(shapes.hidden, shapes.intermediate, rounds=ops.precision.round_inputs and kind != "plain")

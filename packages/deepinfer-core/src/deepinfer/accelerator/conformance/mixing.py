@@ -33,7 +33,8 @@ def mixing_cases(sizes: Sequence[Shapes]) -> list[Case]:
     ]
 
 
-def _parameters(draw: Draw, ops: Ops, shapes: Shapes, rows: int, scales: int) -> MixParameters:
+def parameters_of(draw: Draw, ops: Ops, shapes: Shapes, rows: int, scales: int) -> MixParameters:
+    """Draw mixing parameters of `rows` logits and as many `scales`."""
     width = STREAMS * shapes.hidden
     fn, base = draw.wide(rows, width, scale=width**-0.5), draw.wide(rows, scale=0.5)
     scale = draw.wide(scales).abs().clamp_max(1.0)
@@ -78,7 +79,7 @@ def _own(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
 def _enter(shapes: Shapes, ops: Ops, draw: Draw, incoming: Tensor | None) -> Sequence[Outcome]:
     streams = draw.plain(ROWS, STREAMS, shapes.hidden)
     norm = draw.wide(shapes.hidden)
-    parameters = _parameters(draw, ops, shapes, 2 * STREAMS + STREAMS**2, 3)
+    parameters = parameters_of(draw, ops, shapes, 2 * STREAMS + STREAMS**2, 3)
     given = None if incoming is None else ops.tensor(incoming, ops.precision.wide)
     x, mix = ops.mix_in(ops.tensor(streams), given, parameters, SETTINGS, ops.tensor(norm, ops.precision.wide))
     weights = (mix.pre.cpu() if incoming is None else incoming).to(torch.float64)
@@ -114,7 +115,7 @@ def _collapse(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
 def _head(shapes: Shapes, ops: Ops) -> Sequence[Outcome]:
     draw = Draw(22)
     streams = draw.plain(ROWS, STREAMS, shapes.hidden)
-    parameters = _parameters(draw, ops, shapes, STREAMS, 1)
+    parameters = parameters_of(draw, ops, shapes, STREAMS, 1)
     weights = ops.head_weights(ops.tensor(streams), parameters, SETTINGS)
     logits = 1.5 * roundings(STREAMS * shapes.hidden) * _logit_mass(streams, parameters.fn)
     return [Outcome("weights", weights, logits / 4 + 8, rounded=False)]

@@ -67,7 +67,7 @@ def _sample(ops: Ops) -> Sequence[Outcome]:
     logits = ops.tensor(draw.wide(ROWS, VOCABULARY, scale=3.0), ops.precision.wide)
     outcomes = []
     for filtered in (False, True):
-        rows = _rows(draw, ops, filtered=filtered)
+        rows = sampling_rows(draw, ops, ROWS, filtered=filtered)
         outcomes.append(Outcome("filtered tokens" if filtered else "tokens", ops.sample(logits, rows)))
     return outcomes
 
@@ -76,7 +76,7 @@ def _shape_logits(ops: Ops) -> Sequence[Outcome]:
     """Whole numbers over whole temperatures: a filter must cut where the reference cuts, ties in order."""
     draw = Draw(37)
     logits = ops.tensor(draw.integers(40, ROWS, VOCABULARY) / 4.0, ops.precision.wide)
-    shaped = ops.shape_logits(logits, _rows(draw, ops, filtered=True))
+    shaped = ops.shape_logits(logits, sampling_rows(draw, ops, ROWS, filtered=True))
     left_out = shaped == -torch.inf
     return [
         Outcome("what is left out", left_out),
@@ -84,15 +84,15 @@ def _shape_logits(ops: Ops) -> Sequence[Outcome]:
     ]
 
 
-def _rows(draw: Draw, ops: Ops, *, filtered: bool) -> SamplingRows:
+def sampling_rows(draw: Draw, ops: Ops, count: int, *, filtered: bool) -> SamplingRows:
     """Parameters of every kind, each row its own; one in four takes its best token."""
     return SamplingRows(
-        temperature=(draw.integers(4, ROWS) / 2.0).to(torch.float64).to(ops.device),
-        top_p=(1.0 - draw.integers(3, ROWS) / 10.0).to(torch.float64).to(ops.device),
-        top_k=(draw.integers(3, ROWS) * 20).to(ops.device),
-        min_p=(draw.integers(2, ROWS) / 50.0).to(torch.float64).to(ops.device),
-        seeds=draw.integers(2**62, ROWS).to(ops.device),
-        positions=draw.integers(5000, ROWS).to(ops.device),
+        temperature=(draw.integers(4, count) / 2.0).to(torch.float64).to(ops.device),
+        top_p=(1.0 - draw.integers(3, count) / 10.0).to(torch.float64).to(ops.device),
+        top_k=(draw.integers(3, count) * 20).to(ops.device),
+        min_p=(draw.integers(2, count) / 50.0).to(torch.float64).to(ops.device),
+        seeds=draw.integers(2**62, count).to(ops.device),
+        positions=draw.integers(5000, count).to(ops.device),
         filtered=filtered,
     )
 

@@ -134,14 +134,19 @@ class SparseAttentionOps(PagedCacheOps):
 
     def _score(self, request: IndexRequest, query: Tensor, keys: Tensor, positions: Tensor, rows: slice) -> Tensor:
         """Weighted sum over heads: query [t, Hi, Di], keys [t, N, Di] or, of one sequence, [N, Di] -> [t, N]."""
-        count = keys.shape[-2]
         products = torch.relu_(query @ keys.transpose(-1, -2))
         weights = request.weights[rows].to(products.dtype)
         scores = torch.bmm(weights.unsqueeze(1), products).squeeze(1)
-        numbers = torch.arange(count, device=query.device)
+        candidates = None if request.candidates is None else request.candidates[rows]
+        return self._hide(scores, request, positions, candidates)
+
+    def _hide(self, scores: Tensor, request: IndexRequest, positions: Tensor, candidates: Tensor | None) -> Tensor:
+        """Set scores [t, N] of entries that are not visible or outside the candidates to -inf, in place."""
+        count = scores.shape[1]
+        numbers = torch.arange(count, device=scores.device)
         hidden = numbers >= ((positions + 1) // request.ratio).unsqueeze(1)
-        if request.candidates is not None:
-            hidden |= ~_inside(request.candidates[rows], count, request.block_size)
+        if candidates is not None:
+            hidden |= ~_inside(candidates, count, request.block_size)
         return scores.masked_fill_(hidden, -torch.inf)
 
     def _candidate_blocks(self, request: IndexRequest, scores: Tensor, batch: Batch, rows: slice) -> Tensor:
