@@ -82,7 +82,7 @@ class LLM:
     """
 
     _format: "ChatFormat | None" = None
-    _observer: Observer | None = None
+    _observer: "Observer | None" = None
 
     def __init__(  # noqa: PLR0913 - the public constructor: all but the model are keywords
         self,

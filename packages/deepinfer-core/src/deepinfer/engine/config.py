@@ -160,8 +160,8 @@ def check_options(options: EngineOptions, model: ModelConfig | None = None) -> N
         raise ConfigError(f"deterministic must be True or False, got {options.deterministic!r}")
     if options.deterministic and options.draft != "off" and options.draft_rule in ("chain", "block"):
         raise ConfigError(
-            f'draft_rule must be "match" or "greedy" with deterministic=True, got {options.draft_rule!r}: with that rule '
-            "a text depends on where its drafts begin, and so on load"
+            f'draft_rule must be "match" or "greedy" with deterministic=True, got {options.draft_rule!r}: with that '
+            "rule a text depends on where its drafts begin, and so on load"
         )
     fraction = options.memory_fraction
     plain = isinstance(fraction, int | float) and not isinstance(fraction, bool)
