@@ -173,3 +173,13 @@ def test_logits_that_are_no_numbers_end_their_request_alone(params: SamplingPara
         (again,) = llm.generate([clean], params)
         assert again.token_ids == alone.token_ids
     llm.engine.scheduler.check()
+
+
+def test_a_timeout_ends_with_what_there_is(llm: LLM) -> None:
+    late = llm.generate([[5, 6], [7]], SamplingParams(max_tokens=400, ignore_eos=True), timeout_s=0.0)
+    assert [one.finish_reason for one in late] == ["abort", "abort"]
+    assert all("timeout_s" in (one.error or "") for one in late)
+    assert llm.generate([5, 6], SHORT, timeout_s=1e6, priority=3)[0].finish_reason == "length"
+    assert "timeout_s must be a number" in (llm.generate([5], SHORT, timeout_s=-1)[0].error or "")
+    assert "priority must be an integer" in (llm.generate([5], SHORT, priority=0.5)[0].error or "")  # type: ignore[call-overload]
+    assert works(llm)

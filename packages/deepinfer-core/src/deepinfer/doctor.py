@@ -72,6 +72,8 @@ def diagnose(accelerator: str, config: ModelConfig | None = None, *, conformance
         free, total = opened.memory()
         memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
         checks.append(Check("accelerator", True, f"{opened.name}: {opened.description()}, {memory}"))
+        steps = "one after the other: an op has finished when it returns" if opened.synchronous else "overlapped"
+        checks.append(Check("steps", True, steps))
         ops = report_ops(opened, opened.ops(RELEASED), shapes_of(config) if config else {})
         if conformance:
             findings = _conform(opened)

@@ -151,6 +151,9 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         stream: Literal[False] = False,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> list[Completion]: ...
 
     @overload
@@ -160,6 +163,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: Literal[True],
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Iterator[Increment]: ...
 
     def generate(
@@ -167,12 +172,17 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         stream: bool = False,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> list[Completion] | Iterator[Increment]:
         """Continue one prompt or several, all in one batch.
 
         prompts          one prompt, or a sequence of them
         sampling_params  one for all, or one for each; None = `SamplingParams()`
         stream           return an iterator of `Increment`s as tokens come; closing it early ends its requests
+        priority         class of the requests: a higher one gets a place first and loses it last
+        timeout_s        seconds after which a request is aborted with what it has; None = never
 
         Returns completions in the order of the prompts.  A text that does not begin with the model's
         beginning-of-sequence token gets it; token ids are taken as they are.  A prompt that cannot be served becomes
@@ -193,7 +203,7 @@ class LLM:
             raise RequestError(
                 f"expected one SamplingParams, or one for each of {len(inputs)} prompts, got {len(params)}"
             )
-        increments = self._run(inputs, params)
+        increments = self._run(inputs, params, priority, timeout_s)
         if stream:
             return increments
         ended = {step.index: step.completion for step in increments if step.completion is not None}
@@ -207,6 +217,8 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
         **choices: Any,
     ) -> "Message": ...
 
@@ -218,6 +230,8 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         stream: Literal[True],
+        priority: int = 0,
+        timeout_s: float | None = None,
         **choices: Any,
     ) -> "ChatStream": ...
 
@@ -228,6 +242,8 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         stream: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
         **choices: Any,
     ) -> "Message | ChatStream":
         """Answer a conversation, with the prompt and the parsing of the DeepSeek API; V4 or V4.1 by the checkpoint.
@@ -236,6 +252,7 @@ class LLM:
                          among objects alone their tool calls are repeated byte for byte
         sampling_params  None = `SamplingParams(max_tokens=None)`
         stream           return a `ChatStream` of increments as they come instead of the whole message
+        priority, timeout_s  as in `generate`
         choices          thinking=True, reasoning_effort, tool_choice, response_format, as `deepseek_recipe.encode_chat`
 
         Raises RequestError for a conversation that the API would refuse or that does not fit, AcceleratorError when
@@ -244,7 +261,8 @@ class LLM:
         chat_format = self._chat_format()
         prompt = chat_format.encode(messages, tools, **choices)
         params = SamplingParams(max_tokens=None) if sampling_params is None else sampling_params
-        steps = self.generate({"prompt_token_ids": prompt.token_ids}, params, stream=True)
+        ids = {"prompt_token_ids": prompt.token_ids}
+        steps = self.generate(ids, params, stream=True, priority=priority, timeout_s=timeout_s)
         answer: ChatStream = self._chat_module().ChatStream(steps, chat_format.parser(prompt))
         return answer if stream else answer.read().message
 
@@ -275,7 +293,9 @@ class LLM:
         check_recipe()
         return importlib.import_module("deepinfer.chat")
 
-    def _run(self, prompts: list[Prompt], params: list[SamplingParams]) -> Iterator[Increment]:
+    def _run(
+        self, prompts: list[Prompt], params: list[SamplingParams], priority: int, timeout_s: float | None
+    ) -> Iterator[Increment]:
         """Add all requests, step until they have ended, yield what each gains; on the way out abort what is left."""
         open_calls: dict[int, _Call] = {}
         refused: list[Increment] = []
@@ -285,7 +305,7 @@ class LLM:
                 call.no_drafts = NO_DRAFTS if params[index].has_rules else None
                 try:
                     call.prompt = self._token_ids(prompt)
-                    request = Request(call.prompt, params[index], index=index)
+                    request = Request(call.prompt, params[index], (), index, priority, timeout_s)
                     open_calls[self._add(request)] = call
                 except RequestError as error:
                     refused.append(call.refuse(str(error)))

@@ -84,7 +84,8 @@ def start_line(accelerator: Accelerator, ops: Ops, shapes: Mapping[str, int] | N
     own = [report.op for report in reports if report.reason is None]
     missing = [report.op for report in reports if report.reason is not None]
     if accelerator.is_reference:
-        return f"{accelerator.name}: all {len(reports)} ops"
+        steps = "; steps are not overlapped, an op has finished when it returns" if accelerator.synchronous else ""
+        return f"{accelerator.name}: all {len(reports)} ops{steps}"
     line = f"{accelerator.name}: {len(own)} of {len(reports)} ops"
     if not own:
         return f"{line}, reference for all"
