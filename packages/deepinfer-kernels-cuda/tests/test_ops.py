@@ -8,7 +8,10 @@ from deepinfer.accelerator.report import report_ops
 from deepinfer_kernels_cuda.ops import NvidiaOps
 
 QUANTISED = Precision(torch.bfloat16, round_inputs=True, cache="records")
-WITH_KERNELS = {"linear", "grouped_linear", "experts", "shared_expert", "mix_in", "mix_out"}
+WITH_KERNELS = {
+    *("linear", "grouped_linear", "route", "experts", "shared_expert", "mix_in", "mix_out"),
+    *("rms_norm", "rotate_queries", "write_window", "attention"),
+}
 
 
 def reasons(precision: Precision, **shapes: int) -> dict[str, str | None]:

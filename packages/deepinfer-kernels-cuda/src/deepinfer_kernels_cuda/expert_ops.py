@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.ops import Ops
-from deepinfer.accelerator.ops.expert_routing import PackedExperts
+from deepinfer.accelerator.ops.expert_routing import PackedExperts, RouteSettings
 from deepinfer.accelerator.parameters import StoredExpert, StoredWeight
 from deepinfer_kernels_cuda.kernel_ops import KernelOps, columns
 from deepinfer_kernels_cuda.kernels.experts import BINS, down, gate_up, schedule
+from deepinfer_kernels_cuda.kernels.gate import MOST_EXPERTS, MOST_PICKS, route
 from deepinfer_kernels_cuda.kernels.packing import STEP, PackedWeight, fill_weight, new_weight
 from deepinfer_kernels_cuda.kernels.products import ROW_TILE, activate, linear, products
 from deepinfer_kernels_cuda.kernels.rounding import round_rows
+
+WIDEST = 8192
+"""Columns of a gate: 32 parts of 256."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,19 @@ class KernelExperts(PackedExperts):
 
 
 class ExpertKernels(KernelOps, Ops):
-    """`experts` and `shared_expert`."""
+    """`route`, `experts` and `shared_expert`."""
+
+    @override
+    def route(
+        self, x: Tensor, gate: Tensor, bias: Tensor | None, picks: Tensor | None, settings: RouteSettings
+    ) -> tuple[Tensor, Tensor]:
+        takes = gate.shape[0] <= MOST_EXPERTS and settings.top_k <= MOST_PICKS and gate.shape[1] <= WIDEST
+        if self.no_kernels or not takes or x.dtype != self.dtype or x.stride(1) != 1:
+            return super().route(x, gate, bias, picks, settings)
+        given = None if picks is None else picks.contiguous()
+        shift = None if bias is None else bias.contiguous()
+        constants = (settings.top_k, settings.normalise and settings.top_k > 1, settings.scale)
+        return route(x, gate, shift, given, constants)
 
     @override
     def pack_experts(self, experts: list[StoredExpert]) -> PackedExperts:

@@ -8,12 +8,13 @@ from typing import override
 
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.report import OPS
+from deepinfer_kernels_cuda.attention_ops import AttentionKernels
 from deepinfer_kernels_cuda.expert_ops import ExpertKernels
 from deepinfer_kernels_cuda.linear_ops import LinearKernels
 from deepinfer_kernels_cuda.mixing_ops import MixingKernels
 
 
-class NvidiaOps(LinearKernels, ExpertKernels, MixingKernels, Ops):
+class NvidiaOps(AttentionKernels, LinearKernels, ExpertKernels, MixingKernels, Ops):
     """All ops; `deepinfer doctor` says for each which implementation runs, and why when it is the reference."""
 
     @override

@@ -3,7 +3,15 @@
 Every kernel is listed as a `Variant` (`variants.py`): what is compiled ahead of time is what is launched.
 """
 
-from deepinfer_kernels_cuda.kernels import experts, mixing, products, rounding
+from deepinfer_kernels_cuda.kernels import attention, experts, gate, mixing, products, rounding, rows
 
-ALL_VARIANTS = (*rounding.VARIANTS, *products.VARIANTS, *experts.VARIANTS, *mixing.VARIANTS)
+ALL_VARIANTS = (
+    *rounding.VARIANTS,
+    *products.VARIANTS,
+    *experts.VARIANTS,
+    *gate.VARIANTS,
+    *mixing.VARIANTS,
+    *rows.VARIANTS,
+    *attention.VARIANTS,
+)
 """All that this wheel compiles."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from deepinfer_kernels_cuda.kernels.packing import CHUNK, PackedWeight
 from deepinfer_kernels_cuda.kernels.products import ROW_TILE, multiply_step, swiglu, weight_pointers
 from deepinfer_kernels_cuda.kernels.rounding import fp8_round, round_bfloat16
-from deepinfer_kernels_cuda.kernels.variants import Variant
+from deepinfer_kernels_cuda.kernels.variants import HOPPER, Variant, largest_tile
 
 COUNT_BLOCKS = (128, 2048, 4096)
 """Picks that a program of the schedule looks at at once: few, those of a decode step, or of a prefill chunk."""
@@ -182,6 +182,7 @@ GATE_UP = {
         warps=8 if tokens > 64 else 4,
         stages=3,
         unaligned=("room", "top_k", "steps", "chunks"),
+        newest=HOPPER if tokens > 64 else 999,
     )
     for tokens in TOKEN_TILES
     for group in (0, 32)
@@ -196,6 +197,7 @@ DOWN = {
         warps=8 if tokens > 64 else 4,
         stages=3,
         unaligned=("room", "steps", "chunks"),
+        newest=HOPPER if tokens > 64 else 999,
     )
     for tokens in TOKEN_TILES
 }
@@ -226,7 +228,7 @@ class Schedule:
 def schedule(picks: Tensor, experts: int) -> Schedule:
     """Sort picks int64 [T, k] (-1 = elsewhere) by expert, in tiles that fit the mean number of rows of an expert."""
     pairs = picks.numel()
-    tokens = _tile(pairs / experts)
+    tokens = min(largest_tile(picks.device), _tile(pairs / experts))
     room = max(1, min(pairs, experts + pairs // tokens))
     order = torch.empty(pairs, dtype=torch.int32, device=picks.device)
     tiles = torch.empty((3, room), dtype=torch.int32, device=picks.device)

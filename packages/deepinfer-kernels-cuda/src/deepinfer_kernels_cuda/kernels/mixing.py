@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer_kernels_cuda.kernels.rounding import round_bfloat16
-from deepinfer_kernels_cuda.kernels.variants import IN_PYTHON, OPERAND, Variant
+from deepinfer_kernels_cuda.kernels.variants import IN_PYTHON, Variant
 
 STREAMS = 4
 LOGITS = 2 * STREAMS + STREAMS * STREAMS
@@ -20,6 +20,22 @@ COLUMN_BLOCK = 128
 PART_WIDTH = 32
 """Numbers that a part keeps of a row: the logits and, last, the sum of squares."""
 OUT_BLOCK = 1024
+
+
+@triton.jit
+def exact_dot(x, f, acc):
+    """Acc + x f^T: x bfloat16 [n, k], f float32 [m, k] as three bfloat16 numbers that add up to it."""
+    if IN_PYTHON:
+        acc = tl.dot(x.to(tl.float32), tl.trans(f), acc)
+    else:
+        high = f.to(tl.bfloat16)
+        rest = f - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(x, tl.trans(low), acc)
+        acc = tl.dot(x, tl.trans(middle), acc)
+        acc = tl.dot(x, tl.trans(high), acc)
+    return acc
 
 
 @triton.jit
@@ -39,17 +55,7 @@ def _logits(streams, fn, parts, tokens, width, columns, TOKENS: tl.constexpr, BL
         f = tl.load(fn + logit[:, None] * width + column[None, :], mask=kept, other=0.0)
         value = s.to(tl.float32)
         squares += tl.sum(value * value, 1)
-        if IN_PYTHON:
-            acc = tl.dot(value, tl.trans(f), acc)
-        else:
-            high = f.to(tl.bfloat16)
-            rest = f - high.to(tl.float32)
-            middle = rest.to(tl.bfloat16)
-            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-            x = s.to(OPERAND)
-            acc = tl.dot(x, tl.trans(low), acc)
-            acc = tl.dot(x, tl.trans(middle), acc)
-            acc = tl.dot(x, tl.trans(high), acc)
+        acc = exact_dot(s, f, acc)
     out = tl.where(logit[None, :] == 31, squares[:, None], acc)
     at = (part * tokens + token).to(tl.int64)[:, None] * 32 + logit[None, :]
     tl.store(parts + at, out, mask=(token < tokens)[:, None])

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from deepinfer_kernels_cuda.kernels.packing import CHUNK, STEP, PackedWeight, unpack_fp4, unpack_fp8
 from deepinfer_kernels_cuda.kernels.rounding import GROUPS, fp8_round, round_bfloat16
-from deepinfer_kernels_cuda.kernels.variants import OPERAND, Variant
+from deepinfer_kernels_cuda.kernels.variants import HOPPER, OPERAND, Variant, largest_tile
 
 ROW_TILE = 128
 """Matrices are padded to so many rows, the most that one program multiplies."""
-FEW_TOKENS, SOME_TOKENS = 64, 512
-"""Up to FEW_TOKENS the sum is cut into parts by the weight's shape alone, up to SOME_TOKENS by both shapes."""
-PROGRAMS = 6 * 132
-"""Programs that keep an H200 reading: six for each multiprocessor."""
+FEW_TOKENS = 64
+"""Up to here the number of parts depends on the weight's shape alone."""
+PROGRAMS, LARGE_PROGRAMS = 6 * 132, 2 * 132
+"""Programs that keep an H200 busy: six of few tokens for each multiprocessor, two of the largest tiles."""
+MOST_PARTS = 16
 MANY_TOKENS = 1024
 """From here on unpacking the weight costs little beside its product, which is cuBLAS's then."""
 SUM_BLOCK = 1024
@@ -170,13 +171,13 @@ def _linear_variant(tokens: int, out: str, *, fp4: bool) -> Variant:
         types=types,
         constants={"FP4": fp4, "ROWS": ROW_TILE if tokens > FEW_TOKENS else CHUNK, "TOKENS": tokens},
         warps=8 if tokens > FEW_TOKENS else 4,
-        stages=3,
+        stages=3 if tokens <= FEW_TOKENS else 2,
         unaligned=("tokens", "steps", "part_steps", "group_chunks"),
+        newest=HOPPER if tokens > FEW_TOKENS else 999,
     )
 
 
 TOKEN_TILES = (16, 32, 64, 128)
-PARTS = (1, 2, 4, 8, 16)
 LINEAR = {
     (tokens, out, fp4): _linear_variant(tokens, out, fp4=fp4)
     for tokens in TOKEN_TILES
@@ -217,19 +218,18 @@ UNPACK = {
 VARIANTS = (*LINEAR.values(), *SUM_PARTS.values(), *ACTIVATE.values(), *UNPACK.values())
 
 
-def token_tile(tokens: int) -> int:
+def token_tile(tokens: int, device: torch.device) -> int:
     """Tokens that one program takes when there are `tokens`."""
-    few = next((tile for tile in TOKEN_TILES if tokens <= tile), TOKEN_TILES[-1])
-    return few if tokens > SOME_TOKENS else min(few, FEW_TOKENS)
+    return min(largest_tile(device), next((tile for tile in TOKEN_TILES if tokens <= tile), TOKEN_TILES[-1]))
 
 
 def parts_of(weight: PackedWeight, tokens: int) -> int:
     """Into how many parts the sum over columns is cut, of at least two steps each."""
-    if tokens > SOME_TOKENS:
-        return 1
-    programs = weight.chunks * -(-tokens // FEW_TOKENS)
-    most = min(PROGRAMS // programs, weight.steps // 2)
-    return max(parts for parts in PARTS if parts <= max(1, most))
+    programs, most = weight.chunks, PROGRAMS
+    if tokens > FEW_TOKENS:
+        programs, most = weight.chunks * CHUNK // ROW_TILE * -(-tokens // TOKEN_TILES[-1]), LARGE_PROGRAMS
+    parts = max(1, min(most // programs, weight.steps // 2, MOST_PARTS))
+    return -(-weight.steps // -(-weight.steps // parts))
 
 
 def products(x: Tensor, weight: PackedWeight, *, groups: int = 1) -> Tensor:
@@ -290,7 +290,8 @@ def activate(parts: Tensor, limit: float, group: int) -> Tensor:
 
 def _launch(x: Tensor, weight: PackedWeight, out: Tensor, groups: int, parts: int) -> None:
     tokens = x.shape[0]
-    variant = LINEAR[token_tile(tokens), "bf16" if out.dtype == torch.bfloat16 else "fp32", weight.fp4]
+    kind = "bf16" if out.dtype == torch.bfloat16 else "fp32"
+    variant = LINEAR[token_tile(tokens, x.device), kind, weight.fp4]
     grid = (
         weight.chunks * CHUNK // variant.constants["ROWS"],
         -(-tokens // variant.constants["TOKENS"]),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -20,6 +21,8 @@ OPERAND = tl.constexpr(tl.float32 if INTERPRETED else tl.bfloat16)
 """What matrix units multiply. All operands are exact in bfloat16; the interpreter's bfloat16 products are wrong."""
 
 ALIGNMENT = 16
+HOPPER = 90
+"""Triton 3.6 to 3.8 turn products of 128 tokens into a bare trap for SM100: newer devices take 64 at most."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Variant:
     types      Triton types of the arguments at run time, in order: "*bf16", "i32", "fp32", ...
     constants  the `tl.constexpr` arguments
     unaligned  integer arguments that need not be multiples of 16 (pointers and all others are)
+    newest     the newest compute capability that Triton compiles it for
     """
 
     name: str
@@ -38,6 +42,7 @@ class Variant:
     warps: int = 4
     stages: int = 2
     unaligned: tuple[str, ...] = field(default=())
+    newest: int = 999
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel on `grid` programs; nothing happens when the grid is empty."""
@@ -53,3 +58,9 @@ class Variant:
         source = ASTSource(self.kernel, types, dict(self.constants), attributes)
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def largest_tile(device: torch.device) -> int:
+    """Tokens of the largest tile that Triton can compile for `device`."""
+    newer = device.type == "cuda" and torch.cuda.get_device_capability(device) > (HOPPER // 10, HOPPER % 10)
+    return 64 if newer else 128
