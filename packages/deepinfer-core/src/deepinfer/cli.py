@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -162,7 +162,7 @@ def generate(
             torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
-        with nullcontext() if trace is None else llm.observe(trace):
+        with llm.observe(trace):
             increments = llm.generate([one.prompt for one in asked], [one.params for one in asked], stream=True)
             shown = with_drafts(increments, paint=not as_json) if llm.drafts else increments
             tokens, failed = (print_json if as_json else print_text)(shown, len(asked))
@@ -237,7 +237,7 @@ def bench(
         if name == TINY:
             torch.set_num_threads(1)
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
-        with nullcontext() if trace is None else llm.observe(trace):
+        with llm.observe(trace):
             results = run_all(llm, options)
         if options.plot is not None:
             draw_into(options.plot, results, name)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deepinfer import LLM, ConfigError, SamplingParams
 from deepinfer.accelerator.cpu import CpuAccelerator
+from deepinfer.engine.alarms import Alarms
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.metrics import TIMES_S, Histogram, Snapshot
 from deepinfer.engine.observer import Observer, observe
@@ -178,3 +179,23 @@ def test_a_histogram_has_its_mean() -> None:
     histogram.add(5.0)
     spread = histogram.spread()
     assert (spread.counts, spread.count, spread.mean) == ((3, 3), 4, 2.0)
+
+
+def test_drafts_are_counted_and_those_without_effect_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(accelerator="cpu", draft="on", max_num_seqs=4, max_model_len=256)
+    with llm.observe():
+        done = llm.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    told = llm.metrics()
+    reports = [one.drafts for one in done]
+    assert told.value("drafts_verified") == sum(report.verified for report in reports if report is not None) > 0
+    assert told.value("drafts_accepted") == sum(report.accepted for report in reports if report is not None)
+    assert told.value("generated_tokens") == 160
+    caplog.clear()
+    for accepted, words in ((0, "none of 512"), (512, "all of 512")):
+        alarms = Alarms()
+        for verified in (511, 512, 600):
+            alarms.drafts(verified=verified, accepted=min(accepted, verified))
+        alarms.drafts(verified=900, accepted=450)
+        (record,) = caplog.records
+        assert words in record.getMessage()
+        caplog.clear()

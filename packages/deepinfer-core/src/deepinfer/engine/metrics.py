@@ -91,6 +91,9 @@ _COUNTERS = {
     "requests": "Requests that were accepted.",
     "prompt_tokens": "Tokens of their prompts.",
     "generated_tokens": "Tokens that requests gained.",
+    "drafts_proposed": "Draft tokens that were drawn.",
+    "drafts_verified": "Draft tokens that the model judged.",
+    "drafts_accepted": "Draft tokens that were right.",
     "preemptions": "Sequences that gave their memory to another and were computed again.",
 }
 _GAUGES = {

@@ -1,6 +1,7 @@
-"""Sees every step of an engine from outside: its plan, its progress and the time of each part; feeds metrics and trace.
+"""Sees every step of an engine from outside: its plan, its progress and the time of each part.
 
-An engine that nobody observes does not know of this file. Numbers are `metrics.py`'s, timelines `trace.py`'s.
+An engine that nobody observes does not know of this file. Numbers are `metrics.py`'s, timelines `trace.py`'s, warnings
+`alarms.py`'s.
 """
 
 import threading
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
+from deepinfer.engine.alarms import Alarms
 from deepinfer.engine.metrics import Histogram, Metrics
 from deepinfer.engine.trace import REQUESTS, STEPS, Trace
 
 if TYPE_CHECKING:
     from deepinfer.engine.batch_builder import BatchBuilder
+    from deepinfer.engine.draft_report import DraftStep
     from deepinfer.engine.engine import Engine
     from deepinfer.engine.model_runner import ModelRunner
     from deepinfer.engine.plan import Plan
@@ -78,6 +81,7 @@ class Observer:
 
     def __init__(self, engine: "Engine", trace: Trace | None = None) -> None:
         self.metrics = Metrics()
+        self._alarms = Alarms()
         self._engine = engine
         self._trace = trace
         self._open: dict[int, _Open] = {}
@@ -203,6 +207,8 @@ class Observer:
         metrics, request = self.metrics, self._open.get(progress.request_id)
         count = len(progress.token_ids)
         metrics.counters["generated_tokens"] += count
+        if progress.draft_step is not None:
+            self._drafted(progress.draft_step)
         if progress.finish_reason is not None:
             metrics.finished[progress.finish_reason] = metrics.finished.get(progress.finish_reason, 0) + 1
         if request is None:
@@ -220,6 +226,13 @@ class Observer:
             del self._open[progress.request_id]
             if self._trace is not None:
                 self._draw(progress, request, now)
+
+    def _drafted(self, step: "DraftStep") -> None:
+        counters = self.metrics.counters
+        counters["drafts_proposed"] += step.proposed
+        counters["drafts_verified"] += step.verified
+        counters["drafts_accepted"] += step.accepted
+        self._alarms.drafts(verified=counters["drafts_verified"], accepted=counters["drafts_accepted"])
 
     def _draw(self, progress: "Progress", request: _Open, now: float) -> None:
         """A finished request's own track: waiting, prefill, decode."""
