@@ -38,6 +38,8 @@ class NvidiaAccelerator(Accelerator):
                 "compare with nvidia-smi, and install torch from the public index if it is built without CUDA"
             )
         self.device = torch.device("cuda", 0)
+        # cuBLAS may add the parts of a bfloat16 product in bfloat16; ops round once, at their end.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._side = torch.cuda.Stream(self.device)
         self._graphs = torch.cuda.graph_pool_handle()
 
