@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deepinfer.errors import AcceleratorError, CheckpointError, ConfigError, DeepInferError, RequestError
 
 if TYPE_CHECKING:
+    from deepinfer.engine.constraint import Constraint
     from deepinfer.engine.request import Completion, Increment, SamplingParams
     from deepinfer.llm import LLM
 
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "Constraint",
     "DeepInferError",
     "Increment",
     "RequestError",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Constraint": "deepinfer.engine.constraint",
     "LLM": "deepinfer.llm",
     "Increment": "deepinfer.engine.request",
     "Completion": "deepinfer.engine.request",

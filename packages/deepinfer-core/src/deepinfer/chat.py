@@ -5,12 +5,14 @@ everything else works where that wheel is missing or a stranger's is installed.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, override
 
 import tokenizers
 
-from deepinfer.engine.request import Completion
+from deepinfer.engine.constraint import Constraint
+from deepinfer.engine.grammar.tool_calls import ToolCalls
+from deepinfer.engine.request import Completion, SamplingParams
 from deepinfer.engine.request import Increment as Generated
 from deepinfer.errors import CheckpointError, RequestError
 from deepinfer.model.config import ModelConfig
@@ -21,7 +23,9 @@ from deepseek_recipe import (
     Increment,
     InferenceFinishReason,
     Message,
+    ThinkingInitialStage,
     Tokenizer,
+    ToolDefinition,
     encode_chat,
 )
 
@@ -51,9 +55,65 @@ class ChatFormat:
             raise RequestError(f"images are not supported yet, got {len(prompt.image_sources)}: send text only")
         return prompt
 
+    def constrained(
+        self,
+        params: SamplingParams,
+        prompt: EncodedPrompt,
+        tools: Sequence[dict[str, Any] | ToolDefinition] | None,
+        *,
+        constrain: bool | None,
+        **choices: Any,
+    ) -> SamplingParams:
+        """Return `params` with what the tools and the response format of a conversation ask of its answer."""
+        constraint = None
+        if constrain is not False:
+            choice, answer = choices.get("tool_choice", "auto"), choices.get("response_format") or {}
+            callable_tools = [_tool(tool) for tool in tools or () if choice != "none"]
+            if callable_tools:
+                constraint = self._calls(prompt, callable_tools, choice) if constrain or choice != "auto" else None
+            else:
+                constraint = _answer(answer)
+        if constraint is None:
+            return params
+        if params.structured is not None:
+            raise RequestError(
+                "structured and a tool_choice or response_format both constrain the answer: leave one out"
+            )
+        stages = (ThinkingInitialStage.ReasoningStart, ThinkingInitialStage.ReasoningContinuation)
+        thinking = prompt.parsing.thinking_initial_stage in stages
+        return replace(params, structured=replace(constraint, thinking=thinking))
+
+    def _calls(self, prompt: EncodedPrompt, tools: list[dict[str, Any]], choice: Any) -> Constraint:
+        """What a choice of tools allows: "auto", "required", or the one function that it names."""
+        if isinstance(choice, dict):
+            name = choice.get("function", {}).get("name")
+            tools = [tool for tool in tools if tool.get("function", {}).get("name") == name]
+        opened = prompt.parsing.starts_in_tool_calls
+        calls = ToolCalls(tools=tools, required=choice != "auto", opened=opened, version=self.version)
+        return Constraint(tool_calls=calls)
+
     def parser(self, prompt: EncodedPrompt) -> CompletionParser:
         """A parser for the answer to `prompt`; its calls are repeated byte for byte in the next prompt."""
         return CompletionParser(prompt.parsing, tokenizer=self.tokenizer, exact_replay=True)
+
+
+def _tool(tool: dict[str, Any] | ToolDefinition) -> dict[str, Any]:
+    """A tool in the form of Chat Completions."""
+    if isinstance(tool, ToolDefinition):
+        return {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
+    return tool
+
+
+def _answer(form: dict[str, Any]) -> Constraint | None:
+    """What a response format asks; None for text."""
+    match form.get("type"):
+        case "json_schema":
+            return Constraint(json_schema=form["json_schema"]["schema"])
+        case "json_object":
+            return Constraint(json_object=True)
+        case "regex":
+            return Constraint(regex=form["regex"])
+    return None
 
 
 @dataclass

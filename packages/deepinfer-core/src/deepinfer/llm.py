@@ -219,6 +219,7 @@ class LLM:
         stream: Literal[False] = False,
         priority: int = 0,
         timeout_s: float | None = None,
+        constrain: bool | None = None,
         **choices: Any,
     ) -> "Message": ...
 
@@ -232,10 +233,11 @@ class LLM:
         stream: Literal[True],
         priority: int = 0,
         timeout_s: float | None = None,
+        constrain: bool | None = None,
         **choices: Any,
     ) -> "ChatStream": ...
 
-    def chat(
+    def chat(  # noqa: PLR0913 - what a request may say, all by keyword
         self,
         messages: Sequence["dict[str, Any] | Message"],
         tools: Sequence[dict[str, Any]] | None = None,
@@ -244,6 +246,7 @@ class LLM:
         stream: bool = False,
         priority: int = 0,
         timeout_s: float | None = None,
+        constrain: bool | None = None,
         **choices: Any,
     ) -> "Message | ChatStream":
         """Answer a conversation, with the prompt and the parsing of the DeepSeek API; V4 or V4.1 by the checkpoint.
@@ -253,6 +256,9 @@ class LLM:
         sampling_params  None = `SamplingParams(max_tokens=None)`
         stream           return a `ChatStream` of increments as they come instead of the whole message
         priority, timeout_s  as in `generate`
+        constrain        hold the output to tools and response_format: True = always, None = where they force something
+                         (a tool_choice that is required or names a function; JSON without tools), False = never;
+                         what cannot be held to is refused
         choices          thinking=True, reasoning_effort, tool_choice, response_format, as `deepseek_recipe.encode_chat`
 
         Raises RequestError for a conversation that the API would refuse or that does not fit, AcceleratorError when
@@ -261,6 +267,7 @@ class LLM:
         chat_format = self._chat_format()
         prompt = chat_format.encode(messages, tools, **choices)
         params = SamplingParams(max_tokens=None) if sampling_params is None else sampling_params
+        params = chat_format.constrained(params, prompt, tools, constrain=constrain, **choices)
         ids = {"prompt_token_ids": prompt.token_ids}
         steps = self.generate(ids, params, stream=True, priority=priority, timeout_s=timeout_s)
         answer: ChatStream = self._chat_module().ChatStream(steps, chat_format.parser(prompt))

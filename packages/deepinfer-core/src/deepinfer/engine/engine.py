@@ -17,10 +17,11 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import derive_seed
 from deepinfer.engine.batch_builder import Ahead, BatchBuilder
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.constraint import Grammars, Matching
 from deepinfer.engine.detokenizer import Detokenizer, TextStream
 from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
 from deepinfer.engine.plan import Plan
-from deepinfer.engine.request import Progress, Request
+from deepinfer.engine.request import Progress, Request, SamplingParams
 from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
@@ -48,6 +49,8 @@ class Engine:
     seconds that timeouts are measured in.  With `drafting` a step may give a sequence several tokens; such an engine
     does not overlap, a step's drafts need the tokens before them.
     """
+
+    _grammars: Grammars | None = None
 
     def __init__(  # noqa: PLR0913 - the constructor of the room, called in one place
         self,
@@ -132,12 +135,25 @@ class Engine:
             text=None if self._detokenizer is None else TextStream(self._detokenizer, params.stop_strings),
             prompt_rows=None if params.prompt_logprobs is None else 0,
             deadline=None if request.timeout_s is None else self._clock() + request.timeout_s,
+            matching=None if params.structured is None else self._begin_matching(params),
             rules=make_rules(params, prompt.tolist(), stop_ids, vocab_size, self._tokenizer)
             if params.has_rules
             else None,
         )
         self.scheduler.submit(sequence)
         return sequence.id
+
+    def _begin_matching(self, params: SamplingParams) -> Matching:
+        """Start to compile what the output must match; raises RequestError when it cannot be enforced."""
+        if self._tokenizer is None:
+            raise RequestError("structured output needs a tokenizer.json, the model has none")
+        if params.ignore_eos:
+            raise RequestError("structured output ends with end-of-sequence: leave ignore_eos out")
+        if self._grammars is None:
+            config = self.model_config
+            rows = self.config.max_num_seqs
+            self._grammars = Grammars(self._tokenizer, config.vocab_size, config.eos_token_ids, rows)
+        return self._grammars.begin(params.structured)
 
     def abort(self, request_id: int) -> None:
         """End a request at the start of the next step, which reports it; one that has ended is left alone."""

@@ -8,12 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from deepinfer.engine.draft_report import DraftReport, DraftStep
 from deepinfer.errors import RequestError
+
+if TYPE_CHECKING:
+    from deepinfer.engine.constraint import Constraint
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -36,7 +39,9 @@ class SamplingParams:
     bad_words        texts that the output must not write: the last token of each, as the tokenizer spells it with and
                      without a space in front, is banned where the tokens before it stand
     bad_words_token_ids  the same as token ids
-    min_tokens       before so many tokens no end-of-sequence, no stop token, and no stop string counts
+    structured       what the output must match: a `Constraint`, a mapping of its fields, or the text of a JSON schema
+    min_tokens       before so many tokens no end-of-sequence, no stop token, and no stop string counts; a constraint
+                     that allows nothing more ends the output all the same
     max_tokens       end after so many tokens; None = as many as fit into max_model_len
     stop             end where one of these strings is complete; the text ends before it
     stop_token_ids   end after one of these tokens, as after end-of-sequence; the text does not show it
@@ -46,8 +51,8 @@ class SamplingParams:
     logprobs_mode    "raw" = of the model; "processed" = of what the token was drawn from, all of the above applied
     prompt_logprobs  the same for each prompt token, raw: row i is the distribution after token i; ends decoder replay
 
-    The order is repetition, frequency and presence penalty, logit_bias, bad words and min_tokens; then temperature,
-    top_k, top_p, min_p.  Penalties count the request's own tokens alone: 1, 0, 0 switch them off.
+    The order is repetition, frequency and presence penalty, logit_bias, bad words and min_tokens, the constraint; then
+    temperature, top_k, top_p, min_p.  Penalties count the request's own tokens alone: 1, 0, 0 switch them off.
     """
 
     temperature: float = 1.0
@@ -60,6 +65,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str] | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    structured: "Constraint | Mapping[str, Any] | str | None" = None
     min_tokens: int = 0
     max_tokens: int | None = 16
     stop: str | Sequence[str] | None = None

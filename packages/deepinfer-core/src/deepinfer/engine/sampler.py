@@ -18,7 +18,7 @@ from deepinfer.engine.model_runner import Transfer
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import Logprobs, TokenLogprobs
 from deepinfer.engine.sequence import NO_LOGPROBS, Integers, SequenceTable
-from deepinfer.engine.token_rules import gather
+from deepinfer.engine.token_rules import RuledRow, gather
 from deepinfer.model.deepseek import ModelOutput
 
 
@@ -147,10 +147,23 @@ class Sampler:
         return _logprobs(copied, tokens.tolist())
 
     def _ruled(self, logits: Tensor, rows: Integers) -> Tensor:
-        """Logits [R, V] of the sequences in table `rows` [R] after penalties, bias and banned tokens of each."""
-        sequences = ((place, self._table[row]) for place, row in enumerate(rows.tolist()))
-        rules = [(place, one.rules, one.generated) for place, one in sequences if one.rules is not None]
-        return self._ops.adjust(logits, TokenAdjustments(*self._transfer.to_device(gather(rules)))) if rules else logits
+        """Logits [R, V] of the sequences in table `rows` [R] after penalties, bias, banned tokens and masks of each."""
+        sequences = [self._table[row] for row in rows.tolist()]
+        matchings = [(place, one.matching) for place, one in enumerate(sequences) if one.matching is not None]
+        # The host makes the masks while the device still computes the logits.
+        words = matchings[0][1].grammars.fill(matchings, len(rows)) if matchings else None
+        ending = {place for place, one in matchings if words is not None and one.grammars.is_end(words[place])}
+        rules = [
+            RuledRow(place, one.rules, one.generated, ending=place in ending)
+            for place, one in enumerate(sequences)
+            if one.rules is not None
+        ]
+        if rules:
+            logits = self._ops.adjust(logits, TokenAdjustments(*self._transfer.to_device(gather(rules))))
+        if words is not None:
+            bitmask = self._transfer.to_device([words.copy().view(np.int64)])[0].view(torch.int32)
+            logits = self._ops.mask_tokens(logits, bitmask)
+        return logits
 
     def _generated(self, logits: Tensor, ruled: Tensor, token_ids: Tensor, rows: Integers) -> dict[int, Copied]:
         """Log-probabilities of the drawing sequences in table `rows` [R]: of the model, or of what was drawn from."""

@@ -17,6 +17,9 @@ from deepinfer.engine.request import FinishReason, Logprobs, Progress
 from deepinfer.engine.sequence import Gained, Integers, Sequence, SequenceTable, blocks_for
 from deepinfer.engine.waiting import Deadlines, WaitingQueue
 
+GRAMMAR_WAIT_S = 0.02
+"""How long a step waits for a grammar when nothing else is to be done; what comes from other threads waits as long."""
+
 PROMPT_ROWS = 512
 """Most rows of a request in a step when the logits of all are wanted: a row is as long as the vocabulary."""
 
@@ -69,6 +72,7 @@ class Scheduler:
         self._most_prefill = config.max_prefill_tokens_per_step
         self._inbox: deque[Sequence | int] = deque()
         self._waiting = WaitingQueue()
+        self._unready: list[Sequence] = []
         self._deadlines = Deadlines()
         self._running: Integers = np.empty(0, dtype=np.int64)
         self._leaving: list[int] = []
@@ -79,7 +83,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        queued = self._inbox or self._waiting or self._notices or self._launched or self._leaving
+        queued = self._inbox or self._unready or self._waiting or self._notices or self._launched or self._leaving
         return bool(queued) or len(self._running) > 0
 
     def submit(self, sequence: Sequence) -> None:
@@ -189,9 +193,10 @@ class Scheduler:
         """End every request and begin with clean books, after an interrupt in the middle of a change."""
         told = "the engine was interrupted while it changed its books: send the request again"
         seated = [sequence for sequence in self._table.sequences if sequence is not None and not sequence.finished]
-        left = [*seated, *self._waiting]
+        left = [*seated, *self._waiting, *self._unready]
         progress, self._notices = [*self._notices, *(_ended(sequence, "abort", told) for sequence in left)], []
         self._waiting.clear()
+        self._unready.clear()
         self._deadlines = Deadlines()
         self._prompt_readers.clear()
         self._launched.clear()
@@ -215,15 +220,42 @@ class Scheduler:
             if not isinstance(message, Sequence):
                 self._abort(message)
                 continue
-            self._waiting.push(message)
+            if message.matching is None or message.matching.ready:
+                self._enqueue(message)
+            else:
+                self._unready.append(message)
             if message.deadline is not None:
                 self._deadlines.add(message.deadline, message.id)
         for late in self._deadlines.passed(now):
             self._abort(late, "the request took longer than its timeout_s and ends with what it has")
+        if self._unready:
+            self._take_ready()
+
+    def _take_ready(self) -> None:
+        """Queue those whose grammar has come; wait for one only where there is nothing else to do."""
+        if not (self._waiting or self._notices or len(self._running)) and self._unready[0].matching is not None:
+            self._unready[0].matching.wait(GRAMMAR_WAIT_S)
+        unready, self._unready = self._unready, []
+        for sequence in unready:
+            if sequence.matching is None or sequence.matching.ready:
+                self._enqueue(sequence)
+            else:
+                self._unready.append(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its place, or end it where its grammar has failed."""
+        error = None if sequence.matching is None else sequence.matching.error
+        if error is None:
+            self._waiting.push(sequence)
+        else:
+            self._notices.append(_ended(sequence, "error", error))
 
     def _abort(self, sequence_id: int, error: str | None = None) -> None:
         """End a sequence wherever it is: waiting, running, or in flight with its last token."""
         waiting = self._waiting.remove(sequence_id)
+        for unready in [one for one in self._unready if one.id == sequence_id]:
+            self._unready.remove(unready)
+            waiting = unready
         if waiting is not None:
             self._notices.append(_ended(waiting, "abort", error))
             return
@@ -435,7 +467,7 @@ def _progress(
     """Tell what a request gained, with log-probabilities of the tokens that it kept."""
     if logprobs is not None:
         logprobs = logprobs[: len(gained.tokens)]
-    told = gained.text, gained.reason, gained.stop, None
+    told = gained.text, gained.reason, gained.stop, gained.error
     return Progress(request_id, gained.tokens, *told, logprobs, prompt_logprobs, draft_step)
 
 

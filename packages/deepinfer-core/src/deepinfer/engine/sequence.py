@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS
+from deepinfer.engine.constraint import Matching
 from deepinfer.engine.detokenizer import TextStream
 from deepinfer.engine.request import FinishReason, Request
 from deepinfer.engine.token_rules import TokenRules
@@ -18,15 +19,24 @@ Integers = NDArray[np.int64]
 
 NO_LOGPROBS = -2
 
+NO_TOKEN_LEFT = (
+    "no token is left that the constraint allows and the other parameters do not ban: loosen it, or take away from "
+    "bad_words and logit_bias"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Gained:
-    """What a step added to a request: its tokens, the text that is now certain, why and on what the request ends."""
+    """What a step added to a request: its tokens, the text that is now certain, why and on what the request ends.
+
+    `error` says more where the reason is "error".
+    """
 
     tokens: tuple[int, ...]
     text: str
     reason: FinishReason | None = None
     stop: str | int | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +52,7 @@ class Sequence:
     prompt_rows    prompt positions whose log-probabilities were handed out; None = none are wanted
     deadline       when it must have ended, in seconds of the engine's clock; None = whenever
     finished       whether its end was told; a step in flight may still hold a row of it, which is dropped
+    matching       where it stands in what it must match; None where it need not
     rules          what its parameters do to logits, from its own tokens; None where they do nothing
     """
 
@@ -56,6 +67,7 @@ class Sequence:
     prompt_rows: int | None
     deadline: float | None = None
     rules: TokenRules | None = None
+    matching: Matching | None = None
     generated: list[int] = field(default_factory=list)
     finished: bool = False
 
@@ -81,7 +93,8 @@ class Sequence:
             text, reason, stop = self._take_one(token)
             texts.append(text)
             if reason is not None:
-                return Gained(tuple(tokens[: place + 1]), "".join(texts), reason, stop)
+                error = NO_TOKEN_LEFT if reason == "error" else None
+                return Gained(tuple(tokens[: place + 1]), "".join(texts), reason, stop, error)
         return Gained(tuple(tokens), "".join(texts))
 
     def _take_one(self, token: int) -> tuple[str, FinishReason | None, str | int | None]:
@@ -89,6 +102,8 @@ class Sequence:
         self.generated.append(token)
         if token in self.stop_ids:
             return self._rest(), "stop", token
+        if self.matching is not None and not self.matching.accept(token):
+            return self._rest(), "error", None
         text = ""
         if self.text is not None:
             text = self.text.push(token, may_stop=len(self.generated) > self.request.params.min_tokens)
@@ -171,7 +186,7 @@ class SequenceTable:
         self.top_k[row], self.seeds[row] = max(params.top_k, 0), sequence.seed
         self.logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.processed[row] = params.logprobs_mode == "processed"
-        self.host_bound[row] = sequence.rules is not None
+        self.host_bound[row] = sequence.rules is not None or sequence.matching is not None
         return row
 
     def unseat(self, row: int) -> None:

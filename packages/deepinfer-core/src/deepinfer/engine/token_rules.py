@@ -4,6 +4,7 @@ The arithmetic is `accelerator/ops/sampling.py`'s; which sequence stands in whic
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,16 @@ class TokenRules:
                 place = self._place(token)
                 self._seen[place] = True
 
-    def entries(self, generated: Sequence[int]) -> tuple[NDArray[np.int64], _Numbers, _Numbers]:
+    def entries(
+        self, generated: Sequence[int], *, ending: bool = False
+    ) -> tuple[NDArray[np.int64], _Numbers, _Numbers]:
         """Return (tokens, repetition, addend) [N] for the token behind `generated`; no token comes twice.
 
-        The same list may have grown since the last call; another list may differ anywhere.
+        The same list may have grown since the last call; another list may differ anywhere.  `ending` says that the
+        output can only end now: then min_tokens does not hold it back.
         """
         self._follow(generated)
-        banned = [self._place(token) for token in self._banned()]
+        banned = [self._place(token) for token in self._banned(ending)]
         count = len(self._places)
         counts, seen = self._counts[:count], self._seen[:count]
         repetition = np.where(seen | (counts > 0), self._repetition, 1.0)
@@ -68,10 +72,11 @@ class TokenRules:
         addend[banned] = -np.inf
         return self._tokens[:count], repetition, addend
 
-    def _banned(self) -> list[int]:
+    def _banned(self, ending: bool) -> list[int]:
         """Tokens that must not come next, though they may later."""
         banned = [word[-1] for word in self._phrases if tuple(self._history[1 - len(word) :]) == word[:-1]]
-        return [*banned, *self._stops] if len(self._history) < self._min_tokens else banned
+        early = len(self._history) < self._min_tokens and not ending
+        return [*banned, *self._stops] if early else banned
 
     def _follow(self, generated: Sequence[int]) -> None:
         """Count what is new in `generated`, and take back what is no longer there."""
@@ -122,13 +127,20 @@ def make_rules(
     return TokenRules(params, prompt, list(dict.fromkeys(words)), stops)
 
 
-def gather(rules: Sequence[tuple[int, TokenRules, Sequence[int]]]) -> list[NDArray[Any]]:
-    """Lay the entries of rows of logits behind one another, as columns of `TokenAdjustments`.
+@dataclass(frozen=True, slots=True)
+class RuledRow:
+    """A row of logits: its place among them, the rules, what was generated, and whether nothing but an end may come."""
 
-    Each row is (its place among the logits, its rules, what it has generated).
-    """
-    entries = [one.entries(generated) for _, one, generated in rules]
-    rows = np.repeat([row for row, _, _ in rules], [len(tokens) for tokens, _, _ in entries])
+    place: int
+    rules: TokenRules
+    generated: Sequence[int]
+    ending: bool = False
+
+
+def gather(ruled: Sequence[RuledRow]) -> list[NDArray[Any]]:
+    """Lay the entries of rows of logits behind one another, as columns of `TokenAdjustments`."""
+    entries = [one.rules.entries(one.generated, ending=one.ending) for one in ruled]
+    rows = np.repeat([one.place for one in ruled], [len(tokens) for tokens, _, _ in entries])
     return [rows, *(np.concatenate(column) for column in zip(*entries, strict=True))]
 
 
