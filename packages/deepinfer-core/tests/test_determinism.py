@@ -18,7 +18,7 @@ from deepinfer.accelerator.conformance import Proof
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.cli import app
 from deepinfer.determinism import WAYS, Way, run_way
-from deepinfer.engine.config import DtypeChoice
+from deepinfer.engine.options import DtypeChoice
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.model.tiny import Family, write_tiny
 

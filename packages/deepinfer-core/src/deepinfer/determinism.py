@@ -15,8 +15,9 @@ from torch import Tensor
 
 from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.conformance import ALL_SHAPES, TINY, InvarianceCase, Proof, digest_of, invariance_cases
-from deepinfer.engine.config import DtypeChoice, EngineConfig
+from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.options import DtypeChoice
 from deepinfer.engine.request import Logprobs, Progress, Request, SamplingParams
 from deepinfer.llm import LLM
 

@@ -4,46 +4,24 @@ Running requests is the `Engine`'s; reading the environment is `environment.py`'
 """
 
 import importlib
-import logging
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
 
-from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.registry import open_accelerator
-from deepinfer.accelerator.report import shapes_of, start_line
-from deepinfer.drafting import find_drafter
-from deepinfer.engine.config import (
-    CacheChoice,
-    CacheMemory,
-    DraftChoice,
-    DraftRule,
-    DtypeChoice,
-    EngineConfig,
-    EngineOptions,
-    check_dtypes,
-    check_options,
-    resolve,
-    resolve_precision,
-)
+from deepinfer.engine.config import DraftChoice, DraftRule
 from deepinfer.engine.draft_report import DraftReport, DraftStep
-from deepinfer.engine.drafter import DraftMode
-from deepinfer.engine.engine import Engine
-from deepinfer.engine.request import Completion, Increment, Logprobs, Progress, Request, SamplingParams
-from deepinfer.engine.speculation import Drafting
-from deepinfer.errors import ConfigError, RequestError
+from deepinfer.engine.options import CacheChoice, DtypeChoice, EngineOptions
+from deepinfer.engine.request import CacheMode, Completion, Increment, Logprobs, Progress, Request, SamplingParams
+from deepinfer.errors import RequestError
 from deepinfer.installation import check_recipe
-from deepinfer.model.checkpoint import Checkpoint, open_checkpoint
-from deepinfer.model.deepseek import DeepSeek
-from deepinfer.model.draft import DraftStages
-from deepinfer.model.kv_cache import cache_layout
-from deepinfer.model.plan import make_plan
 from deepinfer.model.weights import Progress as LoadingProgress
-from deepinfer.model.weights import Weights
+from deepinfer.opening import check_early, load_engine, open_model, resolve_options
 
 if TYPE_CHECKING:
     from deepinfer.chat import ChatFormat, ChatStream
@@ -52,19 +30,13 @@ if TYPE_CHECKING:
     from deepseek_recipe import Message
 
 Prompt = str | Sequence[int] | Mapping[str, object]
-"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
-
-NOT_LOADED = ("vision.", "aligner.", "image_")
-"""Tensors whose headers are checked and whose data waits for the image tower."""
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, these two with `Request`'s `cache_salt` and
+`prefix_cache` where wanted."""
 
 NO_DRAFTS = "penalties, bias and banned tokens are worked out from one token to the next"
 """Why a request gets no drafts from an engine that drafts."""
 
-MEMORY_FRACTION = 0.9
-HOST_CACHE_BYTES = 1 << 26
-"""Cache in host memory, which the rest of the machine needs too, unless the caller says how much may be taken."""
-
-_log = logging.getLogger(__name__)
+CACHE_KEYS = {"cache_salt", "prefix_cache"}
 
 
 class LLM:
@@ -102,48 +74,26 @@ class LLM:
         draft_rule: DraftRule = "match",
         seed: int = 0,
         deterministic: bool = False,
+        prefix_cache: CacheMode = "exact",
+        prefix_cache_host_bytes: int = 0,
+        prefix_cache_disk_bytes: int = 1 << 34,
+        prefix_cache_dir: str | Path | None = None,
         progress: LoadingProgress | None = None,
     ) -> None:
-        options = EngineOptions(
-            decoder_replay=decoder_replay,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_prefill_tokens_per_step=max_prefill_tokens_per_step,
-            overlap=overlap,
-            memory_fraction=memory_fraction,
-            draft=draft,
-            draft_rule=draft_rule,
-            seed=seed,
-            deterministic=deterministic,
-        )
-        _check_early(model, dtype, kv_cache_dtype, options)
+        options = EngineOptions(**_options(locals()))
+        check_early(model, dtype, kv_cache_dtype, options)
         opened = open_accelerator(accelerator)
-        checkpoint = _open(model, options)
+        checkpoint = open_model(model, options)
         self.model_config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
-        self.config = _resolve(options, checkpoint, opened, dtype, kv_cache_dtype)
-        self.engine = self._load(checkpoint, opened, options, progress)
+        self.config = resolve_options(options, checkpoint, opened, dtype, kv_cache_dtype)
+        self.engine = load_engine(self.config, checkpoint, opened, options, progress)
+        self.drafts = self.engine.drafts
         self._mail: dict[int, list[Progress]] = {}
+        weakref.finalize(self, self.engine.close)
 
-    def _load(
-        self, checkpoint: Checkpoint, accelerator: Accelerator, options: EngineOptions, progress: LoadingProgress | None
-    ) -> Engine:
-        """Load the model and, where drafts are wanted, its draft stages; no tensor is left over."""
-        config = checkpoint.config
-        choose = accelerator.deterministic_ops if options.deterministic else accelerator.ops
-        ops = choose(self.config.precision)
-        _log.info("%s", start_line(accelerator, ops, shapes_of(config)))
-        drafter = find_drafter(options.draft, config)
-        weights = Weights(checkpoint, ops, accelerator, progress)
-        model = DeepSeek(config, weights, ops)
-        drafting = None
-        if drafter is not None:
-            mode: DraftMode = "on" if options.draft == "on" else "auto"
-            drafting = Drafting(DraftStages(model, weights), drafter, options.draft_rule, mode)
-        weights.check_only(NOT_LOADED if drafting else (*NOT_LOADED, "mtp."))
-        weights.finish()
-        self.drafts = drafting is not None
-        return Engine(self.config, config, model, ops, accelerator, self.tokenizer, drafting=drafting)
+    def close(self) -> None:
+        """Finish what is being written to `prefix_cache_dir`; the end of the object or the process does the same."""
+        self.engine.close()
 
     @overload
     def generate(
@@ -312,7 +262,8 @@ class LLM:
                 call.no_drafts = NO_DRAFTS if params[index].has_rules else None
                 try:
                     call.prompt = self._token_ids(prompt)
-                    request = Request(call.prompt, params[index], (), index, priority, timeout_s)
+                    salt, mode = _cache_choice(prompt)
+                    request = Request(call.prompt, params[index], (), index, priority, timeout_s, salt, mode)
                     open_calls[self._add(request)] = call
                 except RequestError as error:
                     refused.append(call.refuse(str(error)))
@@ -355,14 +306,15 @@ class LLM:
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Turn a prompt of any form into token ids; raises RequestError for what is none."""
         if isinstance(prompt, Mapping):
-            if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+            keys = set(prompt) - CACHE_KEYS
+            if keys == {"prompt"} and isinstance(prompt["prompt"], str):
                 prompt = prompt["prompt"]
-            elif set(prompt) == {"prompt_token_ids"} and _is_list(prompt["prompt_token_ids"]):
+            elif keys == {"prompt_token_ids"} and _is_list(prompt["prompt_token_ids"]):
                 prompt = prompt["prompt_token_ids"]
             else:
                 raise RequestError(
-                    f'a prompt object must be {{"prompt": text}} or {{"prompt_token_ids": ids}}, '
-                    f"got the keys {sorted(map(str, prompt))}"
+                    'a prompt object must be {"prompt": text} or {"prompt_token_ids": ids}, with "cache_salt" and '
+                    f'"prefix_cache" where wanted, got the keys {sorted(map(str, prompt))}'
                 )
         if not isinstance(prompt, str):
             if not _is_list(prompt):
@@ -418,6 +370,7 @@ class _Call:
                 prompt_logprobs=_joined(self.prompt_logprobs),
                 decoder_replay=self.decoder_replay,
                 drafts=DraftReport.of(self.draft_steps, self.no_drafts) if self.drafts else None,
+                cache=progress.cache,
             )
         gained = progress.text, progress.token_ids, progress.logprobs, progress.finish_reason
         return Increment(self.index, *gained, completion, progress.draft_step)
@@ -426,6 +379,16 @@ class _Call:
         """End a request that could not be added."""
         completion = Completion(self.prompt, (), "", "error", error=error, decoder_replay=self.decoder_replay)
         return Increment(self.index, finish_reason="error", completion=completion)
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's options among the arguments of `LLM`, which have the same names."""
+    return {option.name: given[option.name] for option in fields(EngineOptions)}
+
+
+def _cache_choice(prompt: Prompt) -> tuple[Any, Any]:
+    """What a prompt object says about the prefix cache; `Engine.add` checks it."""
+    return (prompt.get("cache_salt"), prompt.get("prefix_cache")) if isinstance(prompt, Mapping) else (None, None)
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
@@ -449,44 +412,3 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, Integral) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)
-
-
-def _open(model: str | Path, options: EngineOptions) -> Checkpoint:
-    """Open a checkpoint by name and hold the options against it."""
-    checkpoint = open_checkpoint(model)
-    check_options(options, checkpoint.config)
-    return checkpoint
-
-
-def _resolve(
-    options: EngineOptions, checkpoint: Checkpoint, accelerator: Accelerator, dtype: str, kv_cache_dtype: str
-) -> EngineConfig:
-    """Decide everything that was left to be decided, by the checkpoint and the device."""
-    config = checkpoint.config
-    precision = resolve_precision(dtype, kv_cache_dtype, config, checkpoint.read("embed.weight").dtype)
-    memory = _cache_memory(options.memory_fraction, checkpoint, accelerator)
-    options = replace(options, overlap=options.overlap and not accelerator.synchronous)
-    return resolve(options, config, precision, cache_layout(config, precision), memory)
-
-
-def _check_early(model: object, dtype: str, kv_cache_dtype: str, options: EngineOptions) -> None:
-    """Raise ConfigError for what no model can have, before one is looked for or downloaded."""
-    if not isinstance(model, str | Path):
-        raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
-    check_dtypes(dtype, kv_cache_dtype)
-    check_options(options)
-
-
-def _cache_memory(fraction: float | None, checkpoint: Checkpoint, accelerator: Accelerator) -> CacheMemory:
-    """What the weights leave of the memory that may be used; raises ConfigError when they do not fit."""
-    free, total = accelerator.memory()
-    weights = make_plan(checkpoint.folder).device_bytes
-    usable = int(free * (MEMORY_FRACTION if fraction is None else fraction))
-    if weights >= usable:
-        raise ConfigError(
-            f"the weights take {weights / 1e9:.2f} GB, and only {usable / 1e9:.2f} GB may be used of "
-            f"{free / 1e9:.2f} GB free ({total / 1e9:.2f} GB in all): use a larger device, free some memory or raise "
-            "memory_fraction"
-        )
-    on_host = accelerator.device.type == "cpu"
-    return CacheMemory(usable - weights, HOST_CACHE_BYTES if on_host and fraction is None else None)

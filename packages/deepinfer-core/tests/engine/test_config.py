@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS
-from deepinfer.engine.config import CacheMemory, EngineOptions, check_options, resolve, resolve_precision
+from deepinfer.engine.options import CacheMemory, EngineOptions, check_options, resolve, resolve_precision
 from deepinfer.engine.sequence import blocks_for
 from deepinfer.errors import ConfigError
-from deepinfer.model.kv_cache import cache_layout
+from deepinfer.model.cache_layout import cache_layout
 
 from .checker import PRECISION, small_config
 

@@ -25,12 +25,14 @@ class CacheLayout:
     block_bytes             one block of BLOCK_TOKENS tokens in the pool of entries and index keys
     window_block_bytes      one block of BLOCK_TOKENS tokens of window KV of all layers and draft stages
     state_bytes             per-sequence memory: the tails of all compressors
+    snapshot_bytes          what a snapshot of a sequence keeps of that beside a window block
     fingerprint             format, version and model: part of the root of every prefix hash and of every cache file
     """
 
     block_bytes: int
     window_block_bytes: int
     state_bytes: int
+    snapshot_bytes: int
     fingerprint: str
 
     @property

@@ -65,13 +65,15 @@ class Batch:
     window_bases [R]       number (position // 128) of the first block in `window_tables`
     states [R]             row of each sequence in per-sequence memory (compressor tails)
     decoder_starts [R]     first position that runs the decoder half; its window sees no key before it
-    groups                 for each compression ratio of the model above 0, the rows that complete a group
+    groups                 for each compression ratio of the model above 0, the rows that complete a group, less
+                           those whose entry is there already
     logit_rows [L]         rows whose logits are wanted, counted over decoder rows (over T without decoder_rows)
     decoder_rows [Td]      rows that go on past the first decoder layer; None = all of them
     image_rows [T] bool    rows inside an image span; None = none.  They take `bias_vl`, no Engram, and cut n-grams
     image_features [T, D]  embeddings of the image rows (other rows are ignored); None = none
     history_images [T, n]  bool, which of `history` are image tokens; None = none
     max_context            at least the largest of context_lens, known to the host: a bound for static shapes
+    window_starts [R]      first position whose window KV any row of the sequence sees; None = 0 everywhere
     prepared               what `Ops.prepare` made of this batch once a step; only ops read it
     """
 
@@ -94,6 +96,7 @@ class Batch:
     image_rows: Tensor | None = None
     image_features: Tensor | None = None
     history_images: Tensor | None = None
+    window_starts: Tensor | None = None
     prepared: object = None
 
     def narrow(self) -> "Batch":
@@ -146,7 +149,8 @@ class TailView:
     """One compressor's memory of the tokens of its unfinished group (with overlap: of the last whole group too).
 
     scores, values  float32 (float64 in float64 mode) [states + 1, ring, C]; token i lies at ring position i % ring,
-                    ring = `tail_ring(ratio)`; the last state is a spare one for what nobody keeps
+                    ring = `tail_ring(ratio)`; the last state is a spare one for what nobody keeps, and states that no
+                    batch names may hold snapshots
     """
 
     scores: Tensor

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Groups
@@ -34,6 +35,7 @@ class BatchBuilder:
 
     def __init__(self, model: ModelConfig, table: SequenceTable, transfer: Transfer) -> None:
         self._ratios = model.ratios
+        self._window = model.window
         self._decoding_windows = window_blocks(1, model.window)
         self._table = table
         self._transfer = transfer
@@ -85,14 +87,22 @@ class BatchBuilder:
         windows = table.windows[rows, : max(1, int(table.window_counts[rows].max(initial=0)))]
         of_rows = [recent[:, 0], positions, sequences, recent[:, 1:]]
         of_sequences = [row_starts, plan.counts, ends, blocks, windows, table.window_bases[rows], rows, starts]
-        groups = self._groups(positions, blocks[sequences, positions // BLOCK_TOKENS])
+        written = table.written[rows]
+        own = None if (plan.starts >= written).all() else positions >= written[sequences]
+        groups = self._groups(positions, blocks[sequences, positions // BLOCK_TOKENS], own)
         arrays = [*of_rows, *of_sequences, _logit_rows(plan, row_ends, decoder_rows), *groups]
         if decoder_rows is not None:
             arrays.append(decoder_rows)
-        return self._batch(self._transfer.to_device(arrays), max_context, narrowed=decoder_rows is not None)
+        first_seen = table.window_starts[rows]
+        masked = bool((plan.starts - first_seen < self._window - 1)[first_seen > 0].any())
+        if masked:
+            arrays.append(first_seen)
+        tensors = self._transfer.to_device(arrays)
+        return self._batch(tensors, max_context, narrowed=decoder_rows is not None, masked=masked)
 
-    def _batch(self, of: list[Tensor], max_context: int, *, narrowed: bool) -> Batch:
+    def _batch(self, of: list[Tensor], max_context: int, *, narrowed: bool, masked: bool) -> Batch:
         """Name the tensors in the order in which `build` lays them."""
+        first_seen = of.pop() if masked else None
         return Batch(
             token_ids=of[0],
             positions=of[1],
@@ -110,6 +120,7 @@ class BatchBuilder:
             groups=self._named(of[13:]),
             max_context=max_context,
             decoder_rows=of[-1] if narrowed else None,
+            window_starts=first_seen,
         )
 
     def _decoding(self, plan: Plan, ahead: Ahead | None) -> Batch:
@@ -204,15 +215,19 @@ class BatchBuilder:
         targets = row_starts[drafting][:, None] + np.arange(1, width + 1)
         recent[targets[inside]] = text[:, places][inside]
 
-    def _groups(self, positions: Integers, blocks: Integers) -> list[Integers]:
-        """For each ratio the rows that complete a group, and where their entries go; `blocks` [T] holds each row's."""
+    def _groups(self, positions: Integers, blocks: Integers, own: NDArray[np.bool_] | None = None) -> list[Integers]:
+        """For each ratio the rows that complete a group, and where their entries go.
+
+        `blocks` [T] holds each row's block; `own` [T] is False where its entry is there already (None = nowhere).
+        """
         tokens = blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS
         arrays: list[Integers] = []
         for ratio in self._ratios:
-            if ratio == 1:
+            if ratio == 1 and own is None:
                 arrays += np.arange(len(positions)), tokens
             else:
-                rows = ((positions + 1) % ratio == 0).nonzero()[0]
+                ends = (positions + 1) % ratio == 0
+                rows = (ends if own is None else ends & own).nonzero()[0]
                 arrays += rows, tokens[rows] // ratio
         return arrays
 

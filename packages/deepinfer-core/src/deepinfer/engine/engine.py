@@ -6,8 +6,9 @@ Each line of `step` is a room of its own; text in and text out of a whole call a
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import get_args
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -16,18 +17,22 @@ from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import derive_seed
 from deepinfer.engine.batch_builder import Ahead, BatchBuilder
+from deepinfer.engine.block_pool import content_key
+from deepinfer.engine.cache_tiers import open_tiers
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.constraint import Grammars, Matching
 from deepinfer.engine.detokenizer import Detokenizer, TextStream
 from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
 from deepinfer.engine.plan import Plan
-from deepinfer.engine.request import Progress, Request, SamplingParams
+from deepinfer.engine.prefix_cache import PrefixCache
+from deepinfer.engine.request import CacheMode, Progress, Request, SamplingParams
 from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
 from deepinfer.engine.speculation import Drafting, Parts, Speculation
 from deepinfer.engine.token_rules import make_rules
 from deepinfer.errors import RequestError
+from deepinfer.model.cache_pieces import CachePieces
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.kv_cache import KVCache
 
@@ -66,17 +71,17 @@ class Engine:
     ) -> None:
         self.config, self.model_config = config, model_config
         self._parts = (model, ops, accelerator, tokenizer)
-        table = _table(config, model_config, 0 if drafting is None else drafting.stages.draft.block_size)
-        cache = KVCache(
-            model_config,
-            ops,
-            config.precision,
-            blocks=config.blocks,
-            window_blocks=config.window_blocks,
-            states=config.max_num_seqs,
-        )
-        self.table = table
-        self.scheduler = Scheduler(config, model_config.window, table)
+        drafts = 0 if drafting is None else drafting.stages.draft.block_size
+        self.table = table = _table(config, model_config, drafts)
+        cache = _reserve(config, model_config, ops)
+        prefixes = None
+        if config.prefix_cache != "off":
+            prefixes = PrefixCache(config, model_config, cache, _layout(config, cache, ops))
+        self.scheduler = Scheduler(config, model_config.window, table, prefixes)
+        if prefixes is not None and (config.prefix_cache_host_bytes or config.prefix_cache_dir is not None):
+            self.scheduler.tiers = open_tiers(
+                config, prefixes, CachePieces(cache, ops.device), _layout(config, cache, ops)
+            )
         transfer = Transfer(accelerator)
         self.builder = BatchBuilder(model_config, table, transfer)
         self.sampler: Sampler | Speculation = Sampler(ops, table, transfer)
@@ -88,13 +93,17 @@ class Engine:
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._ids = count()
         self._clock = clock
-        self._overlap = config.overlap and drafting is None
+        self.drafts = drafting is not None
+        self._overlap = config.overlap and not self.drafts
         self._ahead: Flight | _Failed | None = None
         self._settled = True
 
     def sibling(self, config: EngineConfig) -> "Engine":
-        """Return a fresh engine over the same model, without drafts, with cache memory of its own and other sizes."""
-        return Engine(config, self.model_config, *self._parts)
+        """Return a fresh engine over the same model, without drafts, with cache memory of its own and other sizes.
+
+        It keeps nothing on disk: a folder has one owner.
+        """
+        return Engine(replace(config, prefix_cache_dir=None), self.model_config, *self._parts)
 
     @property
     def settled(self) -> bool:
@@ -121,6 +130,7 @@ class Engine:
                 f"max_model_len={self.config.max_model_len} (the cache holds {self.config.blocks} blocks of 128 "
                 "tokens): shorten the prompt or lower max_tokens"
             )
+        self._check_cache_choice(request)
         replay = self.config.replay_of(params)
         vocab_size, eos = self.model_config.vocab_size, self.model_config.eos_token_ids
         stop_ids = frozenset(params.stop_token_ids or ()).union(() if params.ignore_eos else eos)
@@ -155,6 +165,12 @@ class Engine:
             self._grammars = Grammars(self._tokenizer, config.vocab_size, config.eos_token_ids, rows)
         return self._grammars.begin(params.structured)
 
+    def close(self) -> None:
+        """Finish what is being written to `prefix_cache_dir` and leave the folder to others."""
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.close()
+            self.scheduler.tiers = None
+
     def abort(self, request_id: int) -> None:
         """End a request at the start of the next step, which reports it; one that has ended is left alone."""
         self.scheduler.abort(request_id)
@@ -173,6 +189,8 @@ class Engine:
             return progress
         self._settled = False
         progress = self._overlapped() if self._overlap else self._plain()
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.end_step(busy=self.scheduler.has_work)
         self._settled = True
         return progress
 
@@ -225,6 +243,16 @@ class Engine:
         self.scheduler.retract()
         self._settled = True
 
+    def _check_cache_choice(self, request: Request) -> None:
+        """Raise RequestError for a use of the prefix cache that this engine does not have."""
+        mode, salt = request.prefix_cache, request.cache_salt
+        if mode is not None and mode not in get_args(CacheMode):
+            raise RequestError(f'prefix_cache must be "exact", "replay" or "off", got {mode!r}')
+        if mode not in (None, "off") and self.config.prefix_cache == "off":
+            raise RequestError(f'prefix_cache="{mode}" needs an engine with a prefix cache, this one has it off')
+        if salt is not None and not isinstance(salt, str):
+            raise RequestError(f"cache_salt must be a text, got {salt!r}: leave it out to share with everybody")
+
     def _checked_prompt(self, request: Request) -> Integers:
         """Return the prompt as an array; raises RequestError for one that the model cannot read."""
         if request.images:
@@ -261,3 +289,23 @@ def _table(config: EngineConfig, model: ModelConfig, drafts: int) -> SequenceTab
         windows=config.window_width(model.window, 2 * drafts + 1 if drafts else 0),
         drafts=drafts,
     )
+
+
+def _reserve(config: EngineConfig, model: ModelConfig, ops: Ops) -> KVCache:
+    """All cache memory of an engine."""
+    return KVCache(
+        model,
+        ops,
+        config.precision,
+        blocks=config.blocks,
+        window_blocks=config.window_blocks,
+        states=config.max_num_seqs,
+        snapshots=config.snapshots,
+    )
+
+
+def _layout(config: EngineConfig, cache: KVCache, ops: Ops) -> bytes:
+    """What engines have in common that may use each other's cached bytes, hashed to 32 bytes."""
+    device = f"{type(ops).__module__}.{type(ops).__qualname__}"
+    parts = [cache.layout.fingerprint, repr(config.precision), config.weights_id, device]
+    return content_key([(b"part", part.encode()) for part in parts])

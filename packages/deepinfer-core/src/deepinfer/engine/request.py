@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from deepinfer.engine.constraint import Constraint
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+CacheMode = Literal["exact", "replay", "off"]
 
 SEEDS = 2**63
 """A request's seed is 0 .. SEEDS - 1."""
@@ -148,6 +149,8 @@ class Request:
                       (engine seed, index)
     priority          its class, any integer: a higher one gets a place first and loses it last
     timeout_s         seconds from `Engine.add` after which it is aborted with what it has; None = never
+    cache_salt        requests share cached blocks with those of the same salt only
+    prefix_cache      how it uses the prefix cache; None = as the engine
     """
 
     prompt_token_ids: Sequence[int]
@@ -156,12 +159,35 @@ class Request:
     index: int = 0
     priority: int = 0
     timeout_s: float | None = None
+    cache_salt: str | None = None
+    prefix_cache: CacheMode | None = None
 
     def check(self) -> None:
         """Raise RequestError for a priority or timeout that cannot be honoured."""
         check_integer("priority", self.priority, -(2**31), 2**31 - 1, "0 is the class of requests that name none")
         if self.timeout_s is not None:
             check_number("timeout_s", self.timeout_s, 0, math.inf, "None waits as long as it takes")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the prefix cache did for one prompt.
+
+    mode      "exact": the numbers are those of a cold run; "replay": approximate; "off"
+    hit       prompt tokens whose compressed KV was found
+    replayed  of these, how many ran again all the same, because window KV was not kept at the end of the hit
+    computed  prompt tokens that ran, the replayed ones included
+    miss_at   the first prompt token that was not found; None = as much was found as can be used
+    why       "token 812 differs" from every text that is known up to there; "evicted"; "other salt": known to requests
+              with another `cache_salt` only; "never seen"; "shorter than a block ..."; "" where nothing was missed
+    """
+
+    mode: CacheMode
+    hit: int
+    replayed: int
+    computed: int
+    miss_at: int | None
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +209,8 @@ class Progress:
 
     `text` is what the new tokens add to the text, less what may still become a stop string or an unfinished
     character.  `stop_reason` is the stop string or token id that ended it.  `prompt_logprobs` are the rows of the
-    prompt tokens that this step computed.  `draft_step` tells of the drafts that it verified, None without any.
+    prompt tokens that this step computed.  `draft_step` tells of the drafts that it verified, None without any; `cache`
+    comes with the end.
     """
 
     request_id: int
@@ -195,6 +222,7 @@ class Progress:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     draft_step: DraftStep | None = None
+    cache: CacheUse | None = None
 
 
 @dataclass(frozen=True)
@@ -210,7 +238,8 @@ class Completion:
     error              what went wrong and what to do, else None
     logprobs           one item a generated token, where asked for
     prompt_logprobs    one item a prompt token, where asked for
-    num_cached_tokens  prompt tokens whose cache was found and not computed
+    cache              what the prefix cache did for the prompt; None = the request never ran
+    num_cached_tokens  prompt tokens that did not run: `cache.hit - cache.replayed` (a property)
     decoder_replay     how many last prompt tokens ran the decoder half; None = all of them
     drafts             what became of its drafts; None where the engine drafts nothing
     """
@@ -223,9 +252,14 @@ class Completion:
     error: str | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
-    num_cached_tokens: int = 0
     decoder_replay: int | None = None
     drafts: DraftReport | None = None
+    cache: CacheUse | None = None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that did not run."""
+        return 0 if self.cache is None else self.cache.hit - self.cache.replayed
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,21 @@ settled by `Engine.add`.
 """
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS
-from deepinfer.engine.block_pool import BlockPool
+from deepinfer.engine.block_pool import NOTHING, BlockPool
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.draft_report import DraftStep
 from deepinfer.engine.plan import Plan, Sampled
-from deepinfer.engine.request import FinishReason, Logprobs, Progress
-from deepinfer.engine.sequence import Gained, Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.engine.prefix_cache import PrefixCache
+from deepinfer.engine.request import Progress
+from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for, ending_of, progress_of
 from deepinfer.engine.waiting import Deadlines, WaitingQueue
+
+if TYPE_CHECKING:
+    from deepinfer.engine.cache_tiers import CacheTiers
 
 GRAMMAR_WAIT_S = 0.02
 """How long a step waits for a grammar when nothing else is to be done; what comes from other threads waits as long."""
@@ -56,9 +60,13 @@ class Scheduler:
     flight has a row of it.
     """
 
-    def __init__(self, config: EngineConfig, window: int, table: SequenceTable) -> None:
-        self.blocks = BlockPool("blocks", config.blocks)
-        self.windows = BlockPool("window blocks", config.window_blocks)
+    def __init__(
+        self, config: EngineConfig, window: int, table: SequenceTable, prefixes: PrefixCache | None = None
+    ) -> None:
+        self.blocks = BlockPool("blocks", config.blocks) if prefixes is None else prefixes.blocks
+        self.windows = BlockPool("window blocks", config.window_blocks) if prefixes is None else prefixes.windows
+        self._prefixes = prefixes
+        self.tiers: CacheTiers | None = None
         self._table = table
         assert config.max_num_batched_tokens >= config.max_num_seqs, "each running sequence computes a token a step"
         assert config.blocks >= blocks_for(config.max_model_len), "the longest sequence fits into the pool alone"
@@ -124,6 +132,8 @@ class Scheduler:
         drawn = plan.rows if plan.decoding else plan.rows[plan.samples]
         table.advance(plan.rows, plan.counts if plan.drafts is None else plan.counts - plan.drafts, drawn)
         self._launched.append(plan)
+        if self._prefixes is not None:
+            self._prefixes.passed(table, plan)
         full = table.lengths[drawn] >= table.limits[drawn]
         if full.any():
             self._running = self._running[~np.isin(self._running, drawn[full])]
@@ -154,16 +164,18 @@ class Scheduler:
                 continue
             if row in sampled.lost:
                 length = sequence.prompt_length + len(sequence.generated)
-                progress.append(_ended(sequence, "error", NOT_FINITE.format(length)))
+                progress.append(ending_of(sequence, "error", NOT_FINITE.format(length)))
                 ended.append(row)
                 continue
             gained = sequence.take(tokens[start:end])
             logprobs = sampled.logprobs.get(row) if sampled.logprobs else None
             prompt_logprobs = sampled.prompt_logprobs.get(row) if sampled.prompt_logprobs else None
             draft_step = sampled.draft_steps.get(row) if sampled.draft_steps else None
-            progress.append(_progress(sequence.id, gained, logprobs, prompt_logprobs, draft_step))
+            progress.append(progress_of(sequence, gained, logprobs, prompt_logprobs, draft_step))
             if gained.reason is not None:
                 ended.append(row)
+        if self._prefixes is not None:
+            self._prefixes.landed(table, plan, sampled)
         self._leave(ended)
         return progress
 
@@ -174,7 +186,7 @@ class Scheduler:
         told = f"the step that computed this request failed: {type(error).__name__}: {error}"
         sequences = {row: self._table.sequences[row] for row in plan.rows.tolist()}
         alive = {row: sequence for row, sequence in sequences.items() if sequence is not None and not sequence.finished}
-        progress += [_ended(sequence, "error", told) for sequence in alive.values()]
+        progress += [ending_of(sequence, "error", told) for sequence in alive.values()]
         self._leave(list(alive))
         return progress
 
@@ -194,7 +206,7 @@ class Scheduler:
         told = "the engine was interrupted while it changed its books: send the request again"
         seated = [sequence for sequence in self._table.sequences if sequence is not None and not sequence.finished]
         left = [*seated, *self._waiting, *self._unready]
-        progress, self._notices = [*self._notices, *(_ended(sequence, "abort", told) for sequence in left)], []
+        progress, self._notices = [*self._notices, *(ending_of(sequence, "abort", told) for sequence in left)], []
         self._waiting.clear()
         self._unready.clear()
         self._deadlines = Deadlines()
@@ -203,13 +215,17 @@ class Scheduler:
         self._leaving.clear()
         self._running = np.empty(0, dtype=np.int64)
         self._table.clear()
-        self.blocks = BlockPool(self.blocks.name, self.blocks.size)
-        self.windows = BlockPool(self.windows.name, self.windows.size)
+        self.blocks.clear()
+        self.windows.clear()
+        if self._prefixes is not None:
+            self._prefixes.clear()
         return progress
 
     def check(self) -> None:
         """Re-add the books of both pools; raises AssertionError when they do not balance."""
         blocks, windows = self._table.held()
+        if self._prefixes is not None:
+            windows += self._prefixes.check(sequence for sequence in self._table.sequences if sequence is not None)
         self.blocks.check(blocks)
         self.windows.check(windows)
 
@@ -248,7 +264,7 @@ class Scheduler:
         if error is None:
             self._waiting.push(sequence)
         else:
-            self._notices.append(_ended(sequence, "error", error))
+            self._notices.append(ending_of(sequence, "error", error))
 
     def _abort(self, sequence_id: int, error: str | None = None) -> None:
         """End a sequence wherever it is: waiting, running, or in flight with its last token."""
@@ -257,11 +273,11 @@ class Scheduler:
             self._unready.remove(unready)
             waiting = unready
         if waiting is not None:
-            self._notices.append(_ended(waiting, "abort", error))
+            self._notices.append(ending_of(waiting, "abort", error))
             return
         for row, sequence in enumerate(self._table.sequences):
             if sequence is not None and sequence.id == sequence_id and not sequence.finished:
-                self._notices.append(_ended(sequence, "abort", error))
+                self._notices.append(ending_of(sequence, "abort", error))
                 self._leave([row])
 
     def _mixed(self) -> Plan:
@@ -303,8 +319,12 @@ class Scheduler:
         return first.priority if self._has_place(first) else None
 
     def _has_place(self, sequence: Sequence) -> bool:
-        free = self._table.free_rows and self.windows.free
-        return bool(free) and blocks_for(len(sequence.tokens)) <= self.blocks.free
+        if not (self._table.free_rows and self.windows.free):
+            return False
+        need = blocks_for(len(sequence.tokens)) - self.blocks.free
+        if need <= 0 or self._prefixes is None:
+            return need <= 0
+        return need <= self._prefixes.shared_by(sequence)
 
     def _continue_running(self, urgent: int | None) -> tuple[Integers, Integers, int]:
         """The running sequences with the tokens of each, blocks reserved, and what is left of the budget for others.
@@ -320,7 +340,7 @@ class Scheduler:
         for i in self._by_class(np.flatnonzero(counts > 1)):
             row = int(rows[i])
             held_back = urgent is not None and table.priorities[row] < urgent
-            more = 0 if held_back else min(int(counts[i]) - 1, spare, self._longest_chunk(row) - 1)
+            more = 0 if held_back else min(int(counts[i]) - 1, spare, self._longest_chunk(row, int(starts[i])) - 1)
             counts[i] = 1 + more
             spare -= more
         ends = starts + counts
@@ -341,8 +361,10 @@ class Scheduler:
         order: list[int] = places[np.argsort(-classes, kind="stable")].tolist()
         return order
 
-    def _longest_chunk(self, row: int) -> int:
-        return PROMPT_ROWS if row in self._prompt_readers else self._budget
+    def _longest_chunk(self, row: int, start: int) -> int:
+        """Most tokens of a sequence in a step, whatever the budget."""
+        longest = PROMPT_ROWS if row in self._prompt_readers else self._budget
+        return longest if self._prefixes is None else self._prefixes.cut(self._table[row], start, longest)
 
     def _reserve(self, row: int, end: int) -> int:
         """Give `row` the blocks to compute up to `end`, or as far as there are window blocks; return that end.
@@ -380,16 +402,15 @@ class Scheduler:
         new: list[int] = []
         chunks: list[int] = []
         while self._waiting and spare > 0 and self._has_place(self._waiting.first):
-            sequence = self._waiting.first
-            length = len(sequence.tokens)
-            self._waiting.remove(sequence.id)
-            row = self._table.seat(sequence)
-            if sequence.wants_prompt_rows:
-                self._prompt_readers.add(row)
-            chunk = min(length, spare, self._longest_chunk(row), self.windows.free * BLOCK_TOKENS)
-            self._table.add_blocks(row, self.blocks.take(blocks_for(length)))
-            self._table.add_windows(row, self.windows.take(blocks_for(chunk)))
-            self._reserve_ahead(row, chunk)
+            row = self._seat(self._waiting.first)
+            if row is None:
+                break
+            start, length = int(self._table.computed[row]), int(self._table.lengths[row])
+            held = int(self._table.window_bases[row] + self._table.window_counts[row])
+            room = (held + self.windows.free) * BLOCK_TOKENS - start
+            chunk = min(length - start, spare, self._longest_chunk(row, start), room)
+            self._table.add_windows(row, self.windows.take(max(blocks_for(start + chunk) - held, 0)))
+            self._reserve_ahead(row, start + chunk)
             new.append(row)
             chunks.append(chunk)
             spare -= chunk
@@ -397,6 +418,25 @@ class Scheduler:
             return rows, counts
         self._running = np.array([*self._running.tolist(), *new], dtype=np.int64)
         return np.array([*rows.tolist(), *new], dtype=np.int64), np.array([*counts.tolist(), *chunks], dtype=np.int64)
+
+    def _seat(self, sequence: Sequence) -> int | None:
+        """Give the first of the waiting a row and blocks, found or new; None = no room, or they are on their way."""
+        if self.tiers is not None and not self.tiers.fetch(sequence):
+            return None
+        hit = NOTHING if self._prefixes is None else self._prefixes.find(sequence)
+        need = blocks_for(len(sequence.tokens)) - len(hit.blocks)
+        if self._prefixes is not None and (need > self.blocks.free or not self.windows.free):
+            self._prefixes.give_back(hit)
+            return None
+        self._waiting.remove(sequence.id)
+        row = self._table.seat(sequence)
+        self._table.resume(row, hit)
+        self._table.add_blocks(row, self.blocks.take(need))
+        if self._prefixes is not None:
+            self._prefixes.adopt(self._table, row, hit)
+        if sequence.wants_prompt_rows:
+            self._prompt_readers.add(row)
+        return row
 
     def _preempt(self) -> int:
         """Take everything from the newest sequence of the lowest class and queue it first in its class.
@@ -438,7 +478,10 @@ class Scheduler:
     def _release(self, row: int) -> None:
         """Free the row and its blocks."""
         table = self._table
-        self.blocks.give(table.drop_blocks(row))
+        if self._prefixes is not None:
+            self._prefixes.leave(table[row])
+        # From the end on, so that what is cached of a text is lost from its end on.
+        self.blocks.give(reversed(table.drop_blocks(row)))
         self.windows.give(table.drop_windows(row, int(table.window_bases[row] + table.window_counts[row])))
         table.unseat(row)
         self._prompt_readers.discard(row)
@@ -455,23 +498,3 @@ class Scheduler:
         sequence.prompt_rows = (sequence.prompt_rows or 0) + count
         if not sequence.wants_prompt_rows:
             self._prompt_readers.discard(row)
-
-
-def _progress(
-    request_id: int,
-    gained: Gained,
-    logprobs: Logprobs | None,
-    prompt_logprobs: Logprobs | None,
-    draft_step: DraftStep | None,
-) -> Progress:
-    """Tell what a request gained, with log-probabilities of the tokens that it kept."""
-    if logprobs is not None:
-        logprobs = logprobs[: len(gained.tokens)]
-    told = gained.text, gained.reason, gained.stop, gained.error
-    return Progress(request_id, gained.tokens, *told, logprobs, prompt_logprobs, draft_step)
-
-
-def _ended(sequence: Sequence, reason: FinishReason, error: str | None = None) -> Progress:
-    """Tell that a request ends before its time, with the rest of its text."""
-    text = "" if sequence.text is None else sequence.text.close()
-    return Progress(sequence.id, text=text, finish_reason=reason, error=error)

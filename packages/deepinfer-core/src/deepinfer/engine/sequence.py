@@ -5,6 +5,7 @@ Both belong to the `Scheduler`, which alone changes them; the builder and the sa
 
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,12 @@ from numpy.typing import NDArray
 from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.engine.constraint import Matching
 from deepinfer.engine.detokenizer import TextStream
-from deepinfer.engine.request import FinishReason, Request
+from deepinfer.engine.draft_report import DraftStep
+from deepinfer.engine.request import CacheUse, FinishReason, Logprobs, Progress, Request
 from deepinfer.engine.token_rules import TokenRules
+
+if TYPE_CHECKING:
+    from deepinfer.engine.block_pool import Hit, Trail
 
 Integers = NDArray[np.int64]
 
@@ -54,6 +59,7 @@ class Sequence:
     finished       whether its end was told; a step in flight may still hold a row of it, which is dropped
     matching       where it stands in what it must match; None where it need not
     rules          what its parameters do to logits, from its own tokens; None where they do nothing
+    trail          where it stands in the prefix cache; None until it is looked up there
     """
 
     id: int
@@ -70,6 +76,7 @@ class Sequence:
     matching: Matching | None = None
     generated: list[int] = field(default_factory=list)
     finished: bool = False
+    trail: "Trail | None" = None
 
     @property
     def priority(self) -> int:
@@ -85,6 +92,24 @@ class Sequence:
     def wants_prompt_rows(self) -> bool:
         """Whether prompt positions are left whose log-probabilities are wanted."""
         return self.prompt_rows is not None and self.prompt_rows < self.prompt_length
+
+    @property
+    def cache_use(self) -> CacheUse | None:
+        """What the prefix cache did for the prompt; None before it ran."""
+        return None if self.trail is None else self.trail.use
+
+    def ids(self, start: int, stop: int) -> Integers:
+        """Tokens start .. stop - 1, of the prompt and of what was generated."""
+        known = len(self.tokens)
+        if stop <= known:
+            return self.tokens[start:stop]
+        more = self.generated[max(start, known) - self.prompt_length : stop - self.prompt_length]
+        return np.concatenate([self.tokens[start:], np.array(more, dtype=np.int64)])
+
+    @property
+    def resume_limit(self) -> int:
+        """The last position at which it may go on: every row whose log-probabilities are wanted must run."""
+        return (self.prompt_rows or 0) if self.wants_prompt_rows else len(self.tokens) - 1
 
     def take(self, tokens: list[int]) -> "Gained":
         """Append generated tokens up to the one that ends the request; what lies behind that one is dropped."""
@@ -119,6 +144,27 @@ class Sequence:
         return "" if self.text is None else self.text.close()
 
 
+def progress_of(
+    sequence: Sequence,
+    gained: Gained,
+    logprobs: Logprobs | None,
+    prompt_logprobs: Logprobs | None,
+    draft_step: DraftStep | None,
+) -> Progress:
+    """Tell what a request gained, with log-probabilities of the tokens that it kept."""
+    if logprobs is not None:
+        logprobs = logprobs[: len(gained.tokens)]
+    ending = gained.text, gained.reason, gained.stop, gained.error
+    cache = None if gained.reason is None else sequence.cache_use
+    return Progress(sequence.id, gained.tokens, *ending, logprobs, prompt_logprobs, draft_step, cache)
+
+
+def ending_of(sequence: Sequence, reason: FinishReason, error: str | None = None) -> Progress:
+    """Tell that a request ends before its time, with the rest of its text."""
+    text = "" if sequence.text is None else sequence.text.close()
+    return Progress(sequence.id, text=text, finish_reason=reason, error=error, cache=sequence.cache_use)
+
+
 class SequenceTable:
     """Columns of the running sequences; a sequence's row is also its row in per-sequence cache memory.
 
@@ -135,6 +181,8 @@ class SequenceTable:
     decoder_starts       first position that runs the decoder half
     draft_tokens [S, W]  what a drafter proposes to lay behind its last token
     draft_counts         how many of them are to be verified; -1 = nothing was proposed
+    written              entries before this position were found and are not written again
+    window_starts        first position whose window KV its rows see
     temperature, top_p, top_k, min_p, seeds   its sampling parameters
     version              changes whenever any sequence gains or loses a block
     logprobs             wanted with each generated token: n, -1 = whole rows, NO_LOGPROBS = none
@@ -147,6 +195,7 @@ class SequenceTable:
 
         self.sequences: list[Sequence | None] = [None] * rows
         self.lengths, self.computed, self.decoder_starts = integers(rows), integers(rows), integers(rows)
+        self.written, self.window_starts = integers(rows), integers(rows)
         self.recent = integers(rows, 1 + history)
         self.limits, self.priorities = integers(rows), integers(rows)
         self.host_bound = np.zeros(rows, dtype=np.bool_)
@@ -180,6 +229,7 @@ class SequenceTable:
         self.lengths[row], self.computed[row] = len(sequence.tokens), 0
         self.limits[row], self.priorities[row] = sequence.prompt_length + sequence.limit, sequence.priority
         self.decoder_starts[row], self.draft_counts[row] = sequence.decoder_start, -1
+        self.written[row] = self.window_starts[row] = 0
         self.block_counts[row] = self.window_counts[row] = self.window_bases[row] = self.reach[row] = 0
         params = sequence.request.params
         self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
@@ -188,6 +238,14 @@ class SequenceTable:
         self.processed[row] = params.logprobs_mode == "processed"
         self.host_bound[row] = sequence.rules is not None or sequence.matching is not None
         return row
+
+    def resume(self, row: int, hit: "Hit") -> None:
+        """Note what a seated sequence shares with earlier ones, before it gets blocks of its own."""
+        self.computed[row], self.written[row] = hit.start, hit.written
+        self.window_starts[row], self.window_bases[row] = hit.window_start, hit.window_base
+        if hit.blocks:
+            self.add_blocks(row, list(hit.blocks))
+        self.add_windows(row, list(hit.windows))
 
     def unseat(self, row: int) -> None:
         """Free the row; its blocks have been given back."""

@@ -3,6 +3,7 @@
 Headers are `headers.py`'s, downloading is `download.py`'s, turning tensors into packed weights is `weights.py`'s.
 """
 
+import hashlib
 import mmap
 import shutil
 import tempfile
@@ -48,6 +49,9 @@ UNKNOWN_DRAFT = "mtp."
 """V4's releases have drafters of different shapes; what is not known there is neither checked nor loaded."""
 
 
+READ_WHOLE = 1 << 26
+
+
 class Checkpoint:
     """A checkpoint with checked headers: every tensor is present, of the right shape and dtype, and none is left over.
 
@@ -87,6 +91,20 @@ class Checkpoint:
             self._files[stored.file] = _map(stored.file)
         data = torch.frombuffer(self._files[stored.file], dtype=torch.uint8, count=stored.bytes, offset=stored.offset)
         return data.view(DTYPES[stored.dtype]).view(stored.shape)
+
+    def identity(self) -> str:
+        """Tell this checkpoint from others of the same shape, as a hash.
+
+        Files up to 64 MiB count with every byte, larger ones with their real path, size and time of change.
+        """
+        digest = hashlib.sha256()
+        for file in sorted({stored.file.resolve() for stored in self.tensors.values()}):
+            status = file.stat()
+            small = status.st_size <= READ_WHOLE
+            digest.update(b"bytes" if small else f"{file} {status.st_size} {status.st_mtime_ns}".encode())
+            if small:
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+        return digest.hexdigest()
 
     def where(self, name: str) -> str:
         """Return the file and tensor name for an error message."""

@@ -3,20 +3,16 @@
 Which block belongs to whom is the engine's `BlockPool`; what the bytes mean is the ops'.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deepinfer.accelerator.base import CacheLayout
 from deepinfer.accelerator.batch import BLOCK_TOKENS, RecordFormat, RecordView, TailView, tail_ring
 from deepinfer.accelerator.ops import Ops
-from deepinfer.accelerator.ops.paged_cache import record_bytes
 from deepinfer.accelerator.parameters import Precision
-from deepinfer.model.config import LayerConfig, ModelConfig
-
-LAYOUT_VERSION = 1
+from deepinfer.model.cache_layout import OVERLAPPING, cache_formats, cache_layout, tail_widths
+from deepinfer.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -30,80 +26,30 @@ class LayerCache:
     index_tail: TailView | None = None
 
 
-@dataclass(frozen=True)
-class CacheFormats:
-    """The record format of each kind of cache for one model and precision."""
-
-    window: RecordFormat
-    entries: RecordFormat
-    index_keys: RecordFormat
-
-
-def cache_formats(config: ModelConfig, precision: Precision) -> CacheFormats:
-    """Choose the formats: the model's records, or its activation dtype when the cache is "model"."""
-    if precision.cache == "model":
-        names: dict[torch.dtype, RecordFormat] = {
-            torch.bfloat16: "bfloat16",
-            torch.float32: "float32",
-            torch.float64: "float64",
-        }
-        plain = names[precision.dtype]
-        return CacheFormats(plain, plain, plain)
-    if config.family == "deepseek_v4":
-        return CacheFormats("fp8_rope", "fp8_rope", "fp4_group32")
-    return CacheFormats("fp8_group32", "fp4_group16" if config.fp4_entries else "fp8_group32", "fp4_group32")
-
-
-def tail_channels(ratio: int, width: int) -> int:
-    """Channels of a compressor's scores and values: ratio 4 makes two halves (previous and current group)."""
-    return 2 * width if ratio == 4 else width
-
-
-def _tails(config: ModelConfig, layer: LayerConfig) -> list[int]:
-    """Channels of each tail of a layer: the compressor's and, for V4's ratio 4, the index compressor's."""
-    if not layer.owns_kv or layer.ratio == 1:
-        return []
-    widths = [config.head_dim] + ([config.index_dim] if layer.ratio == 4 else [])
-    return [tail_channels(layer.ratio, width) for width in widths]
-
-
-def cache_layout(config: ModelConfig, precision: Precision) -> CacheLayout:
-    """Add up the bytes of one block of each pool and of one sequence's state (model card: KV cache)."""
-    formats = cache_formats(config, precision)
-    window = record_bytes(formats.window, config.head_dim, config.rope.dim) * BLOCK_TOKENS
-    block = 0
-    state = 0
-    wide = precision.wide.itemsize
-    for layer in config.layers:
-        if layer.owns_kv:
-            count = BLOCK_TOKENS // layer.ratio
-            block += count * record_bytes(formats.entries, config.head_dim, config.rope.dim)
-            if layer.owns_index_keys:
-                block += count * record_bytes(formats.index_keys, config.index_dim, config.rope.dim)
-        state += sum(2 * wide * tail_ring(layer.ratio) * channels for channels in _tails(config, layer))
-    windows = len(config.layers) + (config.draft.stages if config.draft else 0)
-    text = f"{LAYOUT_VERSION} {formats} {config}"
-    return CacheLayout(
-        block_bytes=block,
-        window_block_bytes=windows * window,
-        state_bytes=state,
-        fingerprint=hashlib.sha256(text.encode()).hexdigest(),
-    )
-
-
 class KVCache:
     """Tensors for `blocks` blocks of entries and index keys, `window_blocks` of window KV, and `states` sequences.
 
+    `snapshots` copies of what compressors with overlapping groups remember may be kept beside the sequences' own;
+    `self.snapshots` is 0 where the model has none.
     Memory is reserved here once and never grows.  Every tensor starts as zeros, so that a slot which was never
     written reads as a number and not as NaN.
     """
 
-    def __init__(
-        self, config: ModelConfig, ops: Ops, precision: Precision, *, blocks: int, window_blocks: int, states: int
+    def __init__(  # noqa: PLR0913 - sizes are keywords
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        precision: Precision,
+        *,
+        blocks: int,
+        window_blocks: int,
+        states: int,
+        snapshots: int = 0,
     ) -> None:
         self.config = config
         self.layout = cache_layout(config, precision)
         self.blocks, self.window_blocks, self.states = blocks, window_blocks, states
+        self.snapshots = snapshots if any(layer.ratio == OVERLAPPING for layer in config.layers) else 0
         self._ops = ops
         self._precision = precision
         formats = cache_formats(config, precision)
@@ -115,7 +61,7 @@ class KVCache:
                 slots = blocks * (BLOCK_TOKENS // layer.ratio)
                 entries = self._records(formats.entries, slots, config.head_dim)
                 keys = self._records(formats.index_keys, slots, config.index_dim) if layer.owns_index_keys else None
-                tails = [self._tail(layer.ratio, channels) for channels in _tails(config, layer)]
+                tails = [self._tail(layer.ratio, channels) for channels in tail_widths(config, layer)]
                 cache = LayerCache(window, entries, keys, *tails)
             elif layer.kv_source is not None:
                 source = self._layers[layer.kv_source]
@@ -125,6 +71,9 @@ class KVCache:
             self._layers.append(cache)
         stages = config.draft.stages if config.draft else 0
         self._stages = [LayerCache(self._records(formats.window, window_slots, config.head_dim)) for _ in range(stages)]
+        kept = [cache for layer, cache in zip(config.layers, self._layers, strict=True) if layer.ratio == OVERLAPPING]
+        views = [view for cache in kept for view in (cache.tail, cache.index_tail) if view is not None]
+        self.kept_tails = [tensor for view in views for tensor in (view.scores, view.values)]
 
     def layer(self, index: int) -> LayerCache:
         """The views of layer `index`."""
@@ -134,13 +83,33 @@ class KVCache:
         """The views of draft stage `index`."""
         return self._stages[index]
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of entries and index keys."""
+        for layer, cache in zip(self.config.layers, self._layers, strict=True):
+            if layer.owns_kv:
+                each = BLOCK_TOKENS // layer.ratio
+                for view in (cache.entries, cache.index_keys):
+                    if view is not None:
+                        view.data[target * each :][:each] = view.data[source * each :][:each]
+
+    def save_tail(self, state: int, snapshot: int) -> None:
+        """Keep what the compressors with overlapping groups remember of a sequence."""
+        for tensor in self.kept_tails:
+            tensor[self.states + snapshot] = tensor[state]
+
+    def load_tail(self, snapshot: int, state: int) -> None:
+        """Give a sequence what `save_tail` kept."""
+        for tensor in self.kept_tails:
+            tensor[state] = tensor[self.states + snapshot]
+
     def _records(self, format: RecordFormat, slots: int, width: int) -> RecordView:
         rope = self.config.rope.dim
         return RecordView(self._ops.new_records(format, slots, width, rope), format, width, rope)
 
     def _tail(self, ratio: int, channels: int) -> TailView:
         def zeros() -> Tensor:
-            shape = (self.states + 1, tail_ring(ratio), channels)
+            kept = self.snapshots if ratio == OVERLAPPING else 0
+            shape = (self.states + kept + 1, tail_ring(ratio), channels)
             return torch.zeros(shape, dtype=self._precision.wide, device=self._ops.device)
 
         return TailView(zeros(), zeros())

@@ -15,10 +15,10 @@ import torch
 from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.errors import ConfigError
+from deepinfer.model.cache_layout import cache_layout
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.headers import INDEX, SINGLE, read_headers
 from deepinfer.model.inventory import COMPONENTS, ENGRAM_TABLES, component, inventory, not_loaded
-from deepinfer.model.kv_cache import cache_layout
 from deepinfer.model.read_config import read_config
 
 WINDOW_BLOCKS = 2

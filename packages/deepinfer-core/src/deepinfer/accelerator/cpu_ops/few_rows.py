@@ -122,7 +122,7 @@ class CpuPreparing(HostOps, PagedCacheOps):
         return turns
 
     def _window(self, batch: Batch, positions: Ints) -> Ints:
-        """Window slots of absolute positions [T, N] of each row's sequence; -1 where no block is held."""
+        """Window slots of absolute positions [T, N] of each row's sequence; -1 where there is nothing to see."""
         sequences = batch.sequences.numpy()
         tables = batch.window_tables.numpy()[sequences]
         # Positions below 0 lie in block -1 or below, in front of every table.
@@ -130,6 +130,8 @@ class CpuPreparing(HostOps, PagedCacheOps):
         width = tables.shape[1]
         blocks = pick(tables, np.minimum(np.maximum(local, 0), width - 1))
         held = (local >= 0) & (local < width) & (blocks >= 0)
+        if batch.window_starts is not None:
+            held &= positions >= batch.window_starts.numpy()[sequences][:, None]
         return np.where(held, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, -1)
 
     def _tail(self, batch: Batch, ratio: int) -> Tail:

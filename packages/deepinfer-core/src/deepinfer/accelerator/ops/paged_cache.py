@@ -194,11 +194,13 @@ class PagedCacheOps(ProjectionOps):
         return replace(batch, prepared=prepared)
 
     def _window_slots(self, batch: Batch, positions: Tensor) -> Tensor:
-        """Window slots of absolute positions [T, N] of each row's sequence; -1 where no block is held."""
+        """Window slots of absolute positions [T, N] of each row's sequence; -1 where there is nothing to see."""
         known = positions.clamp_min(0)
         tables = batch.window_tables.index_select(0, batch.sequences)
         local = known // BLOCK_TOKENS - batch.window_bases.index_select(0, batch.sequences).unsqueeze(1)
         inside = (positions >= 0) & (local >= 0) & (local < tables.shape[1])
+        if batch.window_starts is not None:
+            inside &= positions >= batch.window_starts.index_select(0, batch.sequences).unsqueeze(1)
         blocks = tables.gather(1, local.clamp(0, tables.shape[1] - 1))
         return torch.where(inside & (blocks >= 0), blocks * BLOCK_TOKENS + known % BLOCK_TOKENS, -1)
 
