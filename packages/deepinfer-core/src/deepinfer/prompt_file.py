@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,20 @@ def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> l
         if isinstance(value, dict):
             own = {name: value.pop(name) for name in _PARAMS if name in value}
         if not _is_prompt(value):
-            raise RequestError(
-                f"{source}, line {number}: expected {FORMS}, and beside prompt or prompt_token_ids nothing but "
-                f"{', '.join(_PARAMS)}; got {line.strip():.60}"
-            )
+            raise RequestError(f"{source}, line {number}: expected {FORMS}; got {line.strip():.60}{_hint(value)}")
         found.append(Asked(value, _merged(params, own, f"{source}, line {number}")))
     if not found:
         raise RequestError(f"{source}: expected one prompt a line, found none")
     return found
+
+
+def _hint(value: object) -> str:
+    """What may be wrong with an object that has a prompt and more."""
+    more = sorted(set(value) - {"prompt", "prompt_token_ids"}) if isinstance(value, dict) else []
+    if not more or not isinstance(value, dict) or len(more) == len(value):
+        return ""
+    near = get_close_matches(more[0], _PARAMS, 1)
+    return f": no sampling parameter is named {more[0]!r}" + (f", did you mean {near[0]!r}?" if near else "")
 
 
 def _merged(params: SamplingParams, own: dict[str, Any], where: str) -> SamplingParams:

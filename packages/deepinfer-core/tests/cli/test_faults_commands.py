@@ -86,7 +86,9 @@ FAULTS = [
     line("an image token", f'"a {IMAGE_TOKEN} b"', "image", REQUESTS),
     line("a line that is no JSON", '"a"\n"b', "stdin, line 2: expected a JSON string"),
     line("a line that is no prompt", '{"text": "a"}', "stdin, line 1: expected a JSON string"),
-    line("a line with a parameter that does not exist", '{"prompt": "a", "max_token": 1}', "nothing but temperature"),
+    line(
+        "a line with a parameter that does not exist", '{"prompt": "a", "max_token": 1}', "did you mean 'max_tokens'?"
+    ),
     line("a line with a parameter without sense", '{"prompt": "a", "top_p": 2}', "stdin, line 1: top_p must be"),
     line("a file without prompts", "", "expected one prompt a line, found none"),
     Fault(
