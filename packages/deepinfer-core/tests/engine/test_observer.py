@@ -199,3 +199,34 @@ def test_drafts_are_counted_and_those_without_effect_are_told_once(caplog: pytes
         (record,) = caplog.records
         assert words in record.getMessage()
         caplog.clear()
+
+
+def test_cache_hits_are_counted_and_a_cache_without_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(accelerator="cpu", max_num_seqs=2, max_model_len=1024)
+    text = [30 + i % 90 for i in range(600)]
+    with llm.observe() as observer:
+        done = [llm.generate([text], SamplingParams(max_tokens=2, ignore_eos=True))[0] for _ in range(10)]
+    told = observer.metrics.snapshot()
+    assert told.value("cache_queries") == 10
+    assert told.value("cache_query_tokens") == 6000
+    uses = [one.cache for one in done if one.cache is not None]
+    assert told.value("cache_hit_tokens") == sum(use.hit for use in uses) > 0
+    assert told.value("cache_replayed_tokens") == sum(use.replayed for use in uses)
+    assert told.value("prefill_rows") == sum(use.computed for use in uses)
+    assert "prefix cache" not in caplog.text
+    alarms = Alarms()
+    for repeats in (7, 8, 9):
+        alarms.prefix_cache(repeats=repeats, hits=0)
+    assert caplog.text.count("the prefix cache is on, 8 prompts began as an earlier one") == 1
+
+
+def test_repeats_count_from_the_end_of_the_first_of_them() -> None:
+    engine = checked_engine(engine_config(max_num_seqs=2), V41)
+    observer = Observer(engine)
+    for _ in range(2):
+        for _ in range(2):
+            engine.add(lasting(200, 2))
+        drain(engine)
+    engine.add(lasting(100, 2))
+    engine.add(lasting(200, 2, seed=1))
+    assert observer._repeats == 2

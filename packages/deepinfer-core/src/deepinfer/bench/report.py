@@ -16,7 +16,7 @@ from deepinfer.bench.run import Result, Times
 
 def table(results: Sequence[Result]) -> Group:
     """What each run gave in all, and how long its requests took."""
-    throughput = _table("throughput", "offered", "requests", "requests/s", "output tokens/s", "tokens/s")
+    throughput = _table("throughput", "offered", "requests", "requests/s", "output tokens/s", "tokens/s", "cached")
     latency = _table("latency in ms", "offered", "time", "mean", "p50", "p90", "p99")
     for result in results:
         load = offered(result.rate)
@@ -26,6 +26,7 @@ def table(results: Sequence[Result]) -> Group:
             f"{result.requests_per_s:.2f}",
             f"{result.output_tokens_per_s:,.1f}",
             f"{result.tokens_per_s:,.1f}",
+            f"{result.cached_tokens / max(result.prompt_tokens, 1):.0%}",
         )
         latency.add_row(load, "to first token", *_cells(result.time_to_first_token))
         latency.add_row("", "per output token", *_cells(result.time_per_output_token))

@@ -27,6 +27,7 @@ class Answer:
     tokens: int = 0
     ended_s: float | None = None
     error: str | None = None
+    cached: int = 0
 
     def take(self, progress: Progress, now: float) -> None:
         """Note what a step gave."""
@@ -36,6 +37,8 @@ class Answer:
             self.tokens += len(progress.token_ids)
         if progress.finish_reason is not None:
             self.ended_s, self.error = now, progress.error
+            if progress.cache is not None:
+                self.cached = progress.cache.hit - progress.cache.replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Result:
     errors              the different errors
     duration_s          from the start to the last token
     prompt_tokens, output_tokens   of the requests that ended well
+    cached_tokens       of these prompt tokens, how many were found in the prefix cache and did not run
     requests_per_s, output_tokens_per_s, tokens_per_s   the latter of prompt and output
     time_to_first_token   from the arrival to the first token
     time_per_output_token   between the first and the last token, over the tokens behind the first
@@ -76,6 +80,7 @@ class Result:
     errors: list[str] = field(default_factory=list)
     duration_s: float
     prompt_tokens: int
+    cached_tokens: int
     output_tokens: int
     requests_per_s: float
     output_tokens_per_s: float
@@ -136,6 +141,7 @@ def summarise(answers: Sequence[Answer], rate: float | None) -> Result:
         errors=sorted({one.error for one in answers if one.error is not None}),
         duration_s=duration,
         prompt_tokens=prompt,
+        cached_tokens=sum(one.cached for one in good),
         output_tokens=output,
         requests_per_s=per_second(len(good)),
         output_tokens_per_s=per_second(output),

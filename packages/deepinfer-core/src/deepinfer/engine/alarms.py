@@ -7,8 +7,8 @@ import logging
 
 _log = logging.getLogger(__name__)
 
-DRAFTED = 512
-"""How many verified drafts make an alarm."""
+REPEATS, DRAFTED = 8, 512
+"""How many repeated prompts, and how many verified drafts, make an alarm."""
 
 
 class Alarms:
@@ -16,6 +16,15 @@ class Alarms:
 
     def __init__(self) -> None:
         self._raised: set[str] = set()
+
+    def prefix_cache(self, *, repeats: int, hits: int) -> None:
+        """Prompts that began with the first block of one that had ended, and tokens that were found for any."""
+        if repeats >= REPEATS and not hits:
+            self._raise(
+                "prefix cache",
+                f"the prefix cache is on, {repeats} prompts began as an earlier one, and nothing was found for any: "
+                "it is too small for what runs beside; give it more memory (memory_fraction), or a host or disk tier",
+            )
 
     def drafts(self, *, verified: int, accepted: int) -> None:
         """Draft tokens that the model judged, and those that were right."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
+from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.engine.alarms import Alarms
 from deepinfer.engine.metrics import Histogram, Metrics
 from deepinfer.engine.trace import REQUESTS, STEPS, Trace
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from deepinfer.engine.engine import Engine
     from deepinfer.engine.model_runner import ModelRunner
     from deepinfer.engine.plan import Plan
-    from deepinfer.engine.request import Progress
+    from deepinfer.engine.request import CacheUse, Progress
     from deepinfer.engine.sampler import Sampler
     from deepinfer.engine.scheduler import Scheduler
     from deepinfer.engine.sequence import Integers, Sequence
@@ -47,9 +48,13 @@ it."""
 
 @dataclass(slots=True)
 class _Open:
-    """A request under way: when it came, was first computed, gave its first token and its last."""
+    """A request under way: when it came, was first computed, gave its first token and its last.
+
+    `beginning` is a number for its first block, 0 where the prompt is not longer than that.
+    """
 
     prompt_tokens: int
+    beginning: int
     arrived: float
     computed: float | None = None
     first: float | None = None
@@ -87,6 +92,8 @@ class Observer:
         self._open: dict[int, _Open] = {}
         self._step_began: float | None = None
         self._lock = threading.Lock()
+        self._beginnings: set[int] = set()
+        self._repeats = 0
         self._tokens: list[Integers | None] = [None] * len(engine.table.sequences)
         self._known = np.zeros(len(self._tokens), dtype=np.int64)
         self._scheduler = engine.scheduler
@@ -143,8 +150,11 @@ class Observer:
 
     def _submit(self, sequence: "Sequence") -> None:
         """A request came; from any thread."""
-        self._open[sequence.id] = _Open(sequence.prompt_length, time.perf_counter())
+        salt, first = sequence.request.cache_salt, sequence.tokens[:BLOCK_TOKENS]
+        beginning = hash((salt, first.tobytes())) if sequence.prompt_length > BLOCK_TOKENS else 0
+        self._open[sequence.id] = _Open(sequence.prompt_length, beginning, time.perf_counter())
         with self._lock:
+            self._repeats += beginning != 0 and beginning in self._beginnings
             self.metrics.counters["requests"] += 1
             self.metrics.counters["prompt_tokens"] += sequence.prompt_length
         self._scheduler.submit(sequence)
@@ -207,6 +217,8 @@ class Observer:
         metrics, request = self.metrics, self._open.get(progress.request_id)
         count = len(progress.token_ids)
         metrics.counters["generated_tokens"] += count
+        if progress.cache is not None and progress.cache.mode != "off":
+            self._looked_up(progress.cache)
         if progress.draft_step is not None:
             self._drafted(progress.draft_step)
         if progress.finish_reason is not None:
@@ -223,9 +235,18 @@ class Observer:
             request.last = now
         if progress.finish_reason is not None:
             metrics.times["request_time"].add(now - request.arrived)
+            self._beginnings.add(request.beginning)
             del self._open[progress.request_id]
             if self._trace is not None:
                 self._draw(progress, request, now)
+
+    def _looked_up(self, use: "CacheUse") -> None:
+        counters = self.metrics.counters
+        counters["cache_queries"] += 1
+        counters["cache_query_tokens"] += use.hit - use.replayed + use.computed
+        counters["cache_hit_tokens"] += use.hit
+        counters["cache_replayed_tokens"] += use.replayed
+        self._alarms.prefix_cache(repeats=self._repeats, hits=counters["cache_hit_tokens"])
 
     def _drafted(self, step: "DraftStep") -> None:
         counters = self.metrics.counters
