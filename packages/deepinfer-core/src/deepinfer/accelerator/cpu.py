@@ -12,6 +12,7 @@ import torch
 
 from deepinfer.accelerator.base import Accelerator, Event
 from deepinfer.accelerator.cpu_ops import CpuOps
+from deepinfer.accelerator.cpu_ops.kernels import load_kernels
 from deepinfer.accelerator.cpu_ops.tiled import TiledCpuOps
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
@@ -31,7 +32,8 @@ class CpuAccelerator(Accelerator):
 
     @override
     def description(self) -> str:
-        return f"{platform.machine()} with {torch.get_num_threads()} threads, torch {torch.__version__}"
+        bodies = "" if load_kernels(torch.float32) else ", no C compiler: half as fast"
+        return f"{platform.machine()} with {torch.get_num_threads()} threads, torch {torch.__version__}{bodies}"
 
     @override
     def ops(self, precision: Precision) -> Ops:

@@ -16,17 +16,12 @@ class Compressor:
         self.ops = ops
         self.ratio = ratio
         self.eps = config.eps
-        self.gated = ratio > 1
         self.down = weights.stacked([f"{prefix}.wkv", f"{prefix}.wgate"] if ratio > 1 else [f"{prefix}.wkv"])
         self.bias = weights.vector(f"{prefix}.ape", wide) if config.family == "deepseek_v4" else None
         self.norm = weights.vector(f"{prefix}.norm.weight", wide)
 
     def forward(self, x: Tensor, batch: Batch, tail: TailView | None) -> Tensor:
         """Latents [N, C] (normed, neither rotated nor rounded) of the groups that end in x [T, D]'s rows."""
-        values, scores = self.ops.linear(x, self.down, wide=True), None
-        if self.gated:
-            values, scores = values.chunk(2, 1)
-        if scores is not None and self.bias is not None:
-            scores = scores + self.bias.index_select(0, batch.positions % self.ratio)
-        pooled = self.ops.compress(values, scores, batch, self.ratio, tail)
+        projected = self.ops.linear(x, self.down, wide=True)
+        pooled = self.ops.compress(projected, self.bias, batch, self.ratio, tail)
         return self.ops.rms_norm(pooled, self.norm, self.eps) if pooled.shape[0] else pooled

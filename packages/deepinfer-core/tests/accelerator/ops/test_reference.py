@@ -124,9 +124,8 @@ def test_compression_in_any_chunks(ratio: int, length: int, cuts: set[int], reje
     for first, last in pairwise(borders):
         rows, garbage = slice(first, last), numbers(rejected, channels, seed=last)
         batch = prepared(step([(first, last + rejected)], ratio))
-        pooled = OPS.compress(
-            torch.cat((values[rows], garbage)), torch.cat((scores[rows], garbage)), batch, ratio, tail
-        )
+        projected = torch.cat((torch.cat((values[rows], scores[rows]), 1), torch.cat((garbage, garbage), 1)))
+        pooled = OPS.compress(projected, None, batch, ratio, tail)
         found.append(pooled[: last // ratio - first // ratio])
     latents = torch.cat(found)
     assert latents.shape == (length // ratio, width)

@@ -133,9 +133,9 @@ def _compress(shapes: Shapes, ratio: int, ops: Ops) -> Sequence[Outcome]:
         batch = prepared(ops, shapes, batch_of(ops, spans, (ratio,)))
         shape = (batch.positions.shape[0], halves * shapes.head_dim)
         values = draw.wide(*shape)
-        scores = draw.wide(*shape, scale=2.0) if ratio > 1 else None
-        given = None if scores is None else ops.tensor(scores, ops.precision.wide)
-        latents = ops.compress(ops.tensor(values, ops.precision.wide), given, batch, ratio, memory)
+        given = [values] if ratio == 1 else [values, draw.wide(*shape, scale=2.0)]
+        bias = ops.tensor(draw.wide(ratio, shape[1]), ops.precision.wide) if ratio in (4, 128) else None
+        latents = ops.compress(ops.tensor(torch.cat(given, 1), ops.precision.wide), bias, batch, ratio, memory)
         # A softmax of scores below 10 and a sum of positive weights: each weight is off by some 20 eps of itself.
         accumulated = (roundings(halves * ratio) + 20) * float(values.abs().max()) if ratio > 1 else None
         # The last row is padding: its entry goes to the spare record, whatever it is.

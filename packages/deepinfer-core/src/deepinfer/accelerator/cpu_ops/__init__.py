@@ -1,8 +1,8 @@
-"""The ops of the CPU accelerator: the reference, with numpy bodies for steps of few rows.
+"""The ops of the CPU accelerator: the reference, with bodies in C for steps of few rows.
 
 A host has no launch to hide behind: a chain of small torch calls costs its call overhead, several microseconds each.
-Each module holds one room of `accelerator/ops`; what it does not override, and every step of many rows, is the
-reference.
+Each module holds one room of `accelerator/ops` and calls its bodies in `c/`; what it does not override, and most steps
+of many rows, is the reference.
 """
 
 from deepinfer.accelerator.cpu_ops.attention import CpuAttention

@@ -1,22 +1,20 @@
-"""How CPU ops move between tensors and numpy: the bounds up to which numpy pays, conversions, and products.
+"""What CPU ops share: up to which sizes their own bodies pay, memory and layouts, the bodies themselves.
 
-A call on a few numbers costs numpy 0.5 to 1 us and torch 2 to 6 us; a decode step makes a thousand of them.
+A call of torch on a few numbers costs 2 to 6 us, and a decode step would make a thousand of them.
 """
-
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.accelerator.cpu_ops.kernels import Kernels, load_kernels
 from deepinfer.accelerator.ops.settings import OpsSettings
 from deepinfer.accelerator.parameters import Precision
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-Turns = NDArray[np.complexfloating]
 
 FEW_ROWS = 64
 """Up to this many rows the cost of an op is that of its calls, not of its sums."""
@@ -24,68 +22,46 @@ FEW_ROWS = 64
 FEW_NUMBERS = 1 << 15
 """The same bound for an op on single elements."""
 
-FEW_PRODUCTS = 1 << 18
-"""Multiplications of the largest product that numpy's BLAS keeps on the calling thread; how many torch uses is set."""
+FEW_PRODUCTS = 1 << 22
+"""Multiplications of the largest product that one thread has done before BLAS would have woken others."""
 
 
 class HostOps(OpsSettings):
-    """Conversions that all CPU ops share."""
+    """Conversions that all CPU ops share, and the bodies of `kernels.c` (None where there is no compiler)."""
 
     def __init__(self, device: torch.device, precision: Precision) -> None:
         super().__init__(device, precision)
-        self._held: dict[int, tuple[Tensor, NDArray[Any]]] = {}
-
-    def held(self, x: Tensor) -> NDArray[Any]:
-        """View a weight as an array; the view is made once and lives as long as these ops."""
-        found = self._held.get(id(x))
-        if found is None:
-            found = self._held[id(x)] = (x, x.numpy())
-        return found[1]
+        self.kernels: Kernels | None = load_kernels(self.wide)
+        self.rounds = self.dtype == torch.bfloat16
 
     @property
-    def float_type(self) -> type[np.floating]:
-        """The wide dtype as numpy's."""
-        return np.float32 if self.wide == torch.float32 else np.float64
+    def bodies(self) -> Kernels:
+        """The kernels, where the caller knows that there are some."""
+        assert self.kernels is not None
+        return self.kernels
 
-    def array(self, x: Tensor) -> Floats:
-        """View x in the wide dtype as an array; a copy where it is held in another dtype."""
-        array: Floats = x.numpy() if x.dtype == self.wide else x.to(self.wide).numpy()
-        return array
+    def empty(self, *shape: int) -> Tensor:
+        """Memory of the wide dtype for a result."""
+        return torch.empty(shape, dtype=self.wide)
 
-    def result(self, x: Floats) -> Tensor:
-        """Round an array to the activation dtype."""
-        return torch.from_numpy(x) if self.dtype == self.wide else torch.from_numpy(x).to(self.dtype)
+    def whole(self, *shape: int) -> Tensor:
+        """Memory of whole numbers for a result."""
+        return torch.empty(shape, dtype=torch.int64)
 
-    def rounded(self, x: Floats) -> Floats:
-        """Round to the activation dtype and widen again, where an op of the reference ends inside this one."""
-        return x if self.dtype == self.wide else self.array(self.result(x))
+    def wide_rows(self, x: Tensor) -> Tensor:
+        """Return x in the wide dtype, laid out row by row."""
+        return self.widen(x).contiguous()
 
-    def norm(self, x: Floats, weight: Tensor | None, eps: float) -> Floats:
-        """RMSNorm over the last dimension, as `rms_norm` defines it."""
-        y = x * self.inverse_root(x, eps)
-        if weight is not None:
-            y *= self.held(weight)
-        return self.rounded(y)
+    def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float | None, turns: Tensor | None) -> Tensor:
+        """RMSNorm (unless eps is None), then RoPE (unless turns is None), of vectors that lie together in each row.
 
-    def inverse_root(self, x: Floats, eps: float) -> Floats:
-        """1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept."""
-        mean: Floats = np.vecdot(x, x)
-        mean *= 1 / x.shape[-1]
-        mean += eps
-        return np.power(mean, -0.5, mean)[..., None]
-
-
-def pick[Number: np.generic](table: NDArray[Number], places: Ints) -> NDArray[Number]:
-    """Elements table[t, places[t, k]] of a table [T, N]: `take_along_axis` without its checks, a fifth of its time."""
-    starts = np.arange(table.shape[0])[:, None] * table.shape[1]
-    picked: NDArray[Number] = table.take(places + starts)
-    return picked
-
-
-def product(x: Floats, weight: Tensor) -> Floats:
-    """X [T, K] times weight [K, N] (contiguous): small products in numpy, which saves half of the call."""
-    if x.shape[0] * weight.numel() <= FEW_PRODUCTS:
-        y: Floats = x.dot(weight.numpy())
-    else:
-        y = torch.mm(torch.from_numpy(x), weight).numpy()
-    return y
+        x [T, C] or [T, H, C], wide, rows anywhere; turns [T, dim] pairs of numbers -> y like x, wide.
+        """
+        rows, heads, width = x.shape[0], 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
+        y = self.empty(*x.shape)
+        self.bodies.norm_rotate(
+            *(rows, heads, width, 0 if turns is None else turns.shape[1] // 2, eps or 0, self.rounds, x.data_ptr()),
+            *(x.stride(0), eps is not None, 0 if weight is None else weight.data_ptr()),
+            *(0 if turns is None else turns.data_ptr(), y.data_ptr()),
+        )
+        return y

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, Rope, Selection
-from deepinfer.accelerator.cpu_ops.arrays import Floats, Ints, pick
+from deepinfer.accelerator.batch import Batch, RecordView, Rope, Selection
+from deepinfer.accelerator.cpu_ops.arrays import Floats, Ints
 from deepinfer.accelerator.cpu_ops.few_rows import FewRows
-from deepinfer.accelerator.cpu_ops.records import CpuRecords, rotate_array
+from deepinfer.accelerator.cpu_ops.records import CpuRecords
 from deepinfer.accelerator.ops.number_formats import fp4_round, hadamard
 from deepinfer.accelerator.ops.paged_cache import PLAIN_FORMATS
 from deepinfer.accelerator.ops.sparse_attention import IndexRequest, KeySources, SparseAttentionOps
@@ -25,38 +25,34 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
         few = batch.prepared
         if not isinstance(few, FewRows):
             return super().rotate_queries(q, batch, rope, norm_eps)
-        queries = self.array(q)
-        queries = queries.copy() if norm_eps is None else self.norm(queries, None, norm_eps)
-        rotate_array(queries, few.forward[rope.name][:, None])
-        return self.result(queries)
+        return self.narrow(self.norm_rotate(self.wide_rows(q), None, norm_eps, few.forward[rope.name]))
 
     @override
     def attention(self, q: Tensor, keys: KeySources, sink: Tensor, batch: Batch, rope: Rope) -> Tensor:
-        """Few rows: a third of the reference's time; window and entries are never joined."""
+        """Few rows: keys that no query may see are never touched; window and entries are never joined."""
         few = batch.prepared
         if not isinstance(few, FewRows):
             return super().attention(q, keys, sink, batch, rope)
-        parts = [(self.read(keys.window, few.window_reads), few.decoder_bias if keys.decoder else few.encoder_bias)]
-        if keys.entries is not None and keys.selection is not None and keys.selection.slots.shape[1]:
-            entries = self.read(keys.entries, keys.selection.slots.numpy())
-            parts.append((entries, keys.selection.bias.numpy()))
-        queries = self.array(q) * self.float_type(q.shape[2] ** -0.5)
-        scores = np.empty((*queries.shape[:2], sum(bias.shape[1] for _, bias in parts) + 1), queries.dtype)
-        scores[:, :, -1] = self.held(sink)
-        end = 0
-        for vectors, bias in parts:
-            start, end = end, end + bias.shape[1]
-            np.matmul(queries, vectors.transpose(0, 2, 1), scores[:, :, start:end])
-            scores[:, :, start:end] += bias[:, None]
-        scores -= scores.max(2, keepdims=True)
-        np.exp(scores, scores)
-        scores /= np.add.reduce(scores, 2, keepdims=True)
-        first = parts[0][1].shape[1]
-        out = np.matmul(scores[:, :, :first], parts[0][0])
-        if len(parts) == 2:
-            out += np.matmul(scores[:, :, first:-1], parts[1][0])
-        rotate_array(out, few.backward[rope.name][:, None])
-        return self.result(out)
+        window = self._keys(keys.window, few.window_reads, few.decoder_bias if keys.decoder else few.encoder_bias)
+        entries = None
+        if keys.entries is not None and keys.selection is not None:
+            entries = self._keys(keys.entries, keys.selection.slots, keys.selection.bias)
+        q, turns = self.wide_rows(q), few.backward[rope.name]
+        count = window.count + (entries.count if entries else 0)
+        out, scores, found = self.empty(*q.shape), self.empty(count), torch.empty(count, dtype=torch.int64)
+        self.bodies.attention(
+            *(*q.shape, turns.shape[1] // 2, q.data_ptr(), sink.data_ptr(), turns.data_ptr()),
+            *window.arguments,
+            *(entries.arguments if entries else (0, 0, 0, 0)),
+            *(found.data_ptr(), scores.data_ptr(), out.data_ptr()),
+        )
+        return self.narrow(out)
+
+    def _keys(self, view: RecordView, slots: Tensor, bias: Tensor) -> "_Keys":
+        """Address plain records where they lie; others are decoded first."""
+        if view.data.dtype == self.wide:
+            return _Keys(view.data, slots, bias)
+        return _Keys(self.wide_rows(self.read(view, slots)), None, bias)
 
     @override
     def everything(self, batch: Batch, ratio: int) -> Selection:
@@ -65,37 +61,54 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
 
     @override
     def select_entries(self, request: IndexRequest, batch: Batch) -> tuple[Selection, Tensor | None]:
-        """Few rows: a quarter of the reference's time."""
         few = batch.prepared
         if not isinstance(few, FewRows):
             return super().select_entries(request, batch)
         count = batch.max_context // request.ratio
-        scores = self._few_scores(request, few, count)
-        blocks = None
+        scores, blocks = self._few_scores(request, batch, few, count), None
         if request.keep_blocks:
-            newest = (few.positions + 1) // request.ratio - 1
-            blocks = torch.from_numpy(_candidate_blocks(scores, newest, request))
-        return self.few_selection(few, _best(scores, request.top_k), request.ratio), blocks
+            newest = (batch.positions.numpy() + 1) // request.ratio - 1
+            blocks = self._few_blocks(scores.numpy(), newest, request)
+        return self.locate(batch, self._best(scores, request.top_k), request.ratio, fill=False), blocks
 
-    def _few_scores(self, request: IndexRequest, few: FewRows, count: int) -> Floats:
+    def _few_scores(self, request: IndexRequest, batch: Batch, few: FewRows, count: int) -> Tensor:
         """Scores [T, count]; -inf for entries that are not visible or outside the candidates."""
-        query = self.array(request.query).copy()
-        rotate_array(query, few.forward[request.rope.name][:, None])
+        query = self.norm_rotate(self.wide_rows(request.query), None, None, few.forward[request.rope.name])
         if request.keys.format not in PLAIN_FORMATS:
-            turned = torch.from_numpy(query)
-            query = fp4_round(hadamard(turned) if request.transform else turned, 32).numpy()
-        numbers = np.arange(count)
-        per_block = BLOCK_TOKENS // request.ratio
-        blocks = few.tables.take(np.minimum(numbers // per_block, few.tables.shape[1] - 1), 1)
-        slots = blocks * per_block + numbers % per_block
-        products = np.matmul(query, self.read(request.keys, slots).transpose(0, 2, 1))
-        np.maximum(products, 0, out=products)
-        scores: Floats = np.matmul(self.array(request.weights)[:, None], products)[:, 0]
-        hidden = numbers >= ((few.positions + 1) // request.ratio)[:, None]
+            query = fp4_round(hadamard(query) if request.transform else query, 32).contiguous()
+        rows, heads, width = query.shape
+        scores, entries = self.empty(rows, count), self.whole(rows, count)
+        weights = self.wide_rows(request.weights)
+        keys = self._keys(request.keys, *self._all_entries(batch, entries, request.ratio))
+        self.bodies.index_scores(
+            *(rows, heads, width, count, request.ratio, query.data_ptr(), weights.data_ptr()),
+            *(*keys.arguments[:2], batch.positions.data_ptr(), scores.data_ptr()),
+        )
         if request.candidates is not None:
-            hidden |= ~_inside(request.candidates.numpy(), count, request.block_size)
-        np.copyto(scores, -np.inf, where=hidden)
+            inside = _inside(request.candidates.numpy(), count, request.block_size)
+            np.copyto(scores.numpy(), -np.inf, where=~inside)
         return scores
+
+    def _all_entries(self, batch: Batch, entries: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
+        selection = self.locate(batch, entries, ratio, fill=True)
+        return selection.slots, selection.bias
+
+    def _best(self, scores: Tensor, count: int) -> Tensor:
+        """Indices [T, min(count, N)] of the largest scores; ties go to the smaller index; -1 where -inf."""
+        best = self.whole(scores.shape[0], min(count, scores.shape[1]))
+        self.bodies.best(*scores.shape, best.shape[1], scores.data_ptr(), best.data_ptr())
+        return best
+
+    def _few_blocks(self, scores: Floats, newest: Ints, request: IndexRequest) -> Tensor:
+        """The best blocks by their largest score; the block of the newest visible entry [T] always counts."""
+        size = request.block_size
+        total = -(-scores.shape[1] // size)
+        padded = np.full((scores.shape[0], total * size), -np.inf, scores.dtype)
+        padded[:, : scores.shape[1]] = scores
+        largest = padded.reshape(-1, total, size).max(2)
+        current = (np.arange(total) == (newest // size)[:, None]) & (newest >= 0)[:, None]
+        np.copyto(largest, np.inf, where=current)
+        return self._best(torch.from_numpy(largest), request.keep_blocks)
 
     @override
     def _index_scores(self, request: IndexRequest, query: Tensor, batch: Batch, rows: slice, count: int) -> Tensor:
@@ -110,22 +123,14 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
         return self._score(request, query[rows], keys, batch.positions[rows], rows)
 
 
-def _best(scores: Floats, count: int) -> Ints:
-    """Indices [T, min(count, N)] of the largest scores; ties go to the smaller index; -1 where -inf."""
-    best: Ints = (-scores).argsort(1, kind="stable")[:, :count]
-    return np.where(pick(scores, best) > -np.inf, best, -1)
+class _Keys:
+    """Keys as the bodies take them: vectors at slots [T, N], or all of them [T, N, C]; bias [T, N] hides some."""
 
-
-def _candidate_blocks(scores: Floats, newest: Ints, request: IndexRequest) -> Ints:
-    """The best blocks by their largest score; the block of the newest visible entry [T] always counts."""
-    size = request.block_size
-    total = -(-scores.shape[1] // size)
-    padded = np.full((scores.shape[0], total * size), -np.inf, scores.dtype)
-    padded[:, : scores.shape[1]] = scores
-    best = padded.reshape(-1, total, size).max(2)
-    current = (np.arange(total) == (newest // size)[:, None]) & (newest >= 0)[:, None]
-    np.copyto(best, np.inf, where=current)
-    return _best(best, request.keep_blocks)
+    def __init__(self, vectors: Tensor, slots: Tensor | None, bias: Tensor) -> None:
+        self.count = bias.shape[1]
+        self.held = (vectors, slots, bias)
+        addresses = vectors.data_ptr(), 0 if slots is None else slots.data_ptr(), bias.data_ptr()
+        self.arguments = (*addresses, self.count)
 
 
 def _inside(blocks: Ints, count: int, size: int) -> NDArray[np.bool_]:

@@ -1,45 +1,42 @@
-"""Mixture of experts on the CPU: rows sorted by expert, so that an expert costs its two products."""
+"""Mixture of experts on the CPU: few rows in one call, each weight read once for up to four of them."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import override
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, FEW_ROWS, Floats, HostOps, Ints, pick, product
+from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, HostOps
 from deepinfer.accelerator.cpu_ops.formats import round_inputs
 from deepinfer.accelerator.ops.expert_routing import ExpertRoutingOps, PackedExperts, RouteSettings
 from deepinfer.accelerator.parameters import StoredExpert
 
 
 class CpuExperts(HostOps, ExpertRoutingOps):
-    """Routing of few rows in numpy, experts on rows that lie together."""
+    """Routing and experts of few rows by the bodies in C; many rows, and large experts, are BLAS's."""
 
     @override
     def route(
         self, x: Tensor, gate: Tensor, bias: Tensor | None, picks: Tensor | None, settings: RouteSettings
     ) -> tuple[Tensor, Tensor]:
-        """Few rows: a third of the reference's time."""
-        if x.shape[0] * gate.numel() > FEW_PRODUCTS:
+        rows, count = x.shape[0], gate.shape[0]
+        if self.kernels is None or rows * gate.numel() > FEW_PRODUCTS:
             return super().route(x, gate, bias, picks, settings)
-        scores = np.sqrt(np.logaddexp(0, self.array(x).dot(self.held(gate).T)))
+        x, given = self.wide_rows(x), picks is not None
         if picks is None:
-            ranked = scores if bias is None else scores + bias.numpy()
-            chosen: Ints = (-ranked).argsort(1)[:, : settings.top_k]
-            picks = torch.from_numpy(chosen)
-        else:
-            chosen = picks.numpy()
-        weights = pick(scores, chosen)
-        if settings.normalise and settings.top_k > 1:
-            weights /= np.add.reduce(weights, 1, keepdims=True) + 1e-20
-        weights *= settings.scale
-        return picks, torch.from_numpy(weights)
+            picks = torch.empty((rows, settings.top_k), dtype=torch.int64)
+        weights, scores = self.empty(*picks.shape), self.empty(2, count)
+        stride = 0 if bias is None or bias.dim() == 1 else count
+        self.bodies.route(
+            *(rows, x.shape[1], count, picks.shape[1], settings.normalise, settings.scale),
+            *(x.data_ptr(), gate.data_ptr(), 0 if bias is None else bias.data_ptr(), stride, given),
+            *(picks.data_ptr(), weights.data_ptr(), scores.data_ptr()),
+        )
+        return picks, weights
 
     @override
     def pack_experts(self, experts: list[StoredExpert]) -> PackedExperts:
-        """Lay out each expert's matrices so that rows times them is a product of contiguous arrays."""
+        """Lay out each expert's matrices [in, out], so that one row after the other adds to all outputs at once."""
         packed = super().pack_experts(experts)
         if packed.w13 is None or packed.w2 is None:
             return packed
@@ -48,63 +45,40 @@ class CpuExperts(HostOps, ExpertRoutingOps):
 
     @override
     def experts(self, x: Tensor, picks: Tensor, weights: Tensor, experts: PackedExperts, limit: float) -> Tensor:
-        """Rows sorted by expert: two products for each; the reference makes ten calls for each."""
-        if experts.w13 is None or experts.w2 is None:
+        if not self._fits(x.shape[0] * picks.shape[1], experts):
             return super().experts(x, picks, weights, experts, limit)
-        chosen = picks.numpy().reshape(-1)
-        order = chosen.argsort(kind="stable")
-        bounds = chosen.take(order).searchsorted(np.arange(experts.count + 1)).tolist()
-        given = self._input(x, experts).take(order // picks.shape[1], 0)
-        shares = weights.numpy().reshape(-1).take(order)[:, None]
-        hidden = self._activated(self._each(given, experts.w13, bounds), shares, experts, limit)
-        # Picks of -1 sort in front of the first bound, where the result stays 0.
-        unsorted = np.empty((len(order), x.shape[1]), given.dtype)
-        unsorted[order] = self._each(hidden, experts.w2, bounds)
-        return torch.from_numpy(np.add.reduce(unsorted.reshape(*picks.shape, x.shape[1]), 1))
+        return self._few(x, picks.contiguous(), weights.contiguous(), experts, limit)
 
     @override
     def shared_expert(self, x: Tensor, experts: PackedExperts, limit: float) -> Tensor:
-        """Few rows: half of the reference's time."""
-        if experts.w13 is None or experts.w2 is None or x.shape[0] > FEW_ROWS:
+        if not self._fits(x.shape[0], experts):
             return super().shared_expert(x, experts, limit)
-        hidden = product(self._input(x, experts), experts.w13[0].t())
-        hidden = self._activated(hidden, None, experts, limit)
-        return torch.from_numpy(product(hidden, experts.w2[0].t()))
+        return self._few(x, None, None, experts, limit)
+
+    def _fits(self, rows: int, experts: PackedExperts) -> bool:
+        """Whether the body in C takes so many rows: few products, inputs rounded as it can."""
+        few = experts.w13 is not None and rows * experts.w13[0].numel() <= FEW_PRODUCTS
+        return self.kernels is not None and few and (not experts.round_group or self.wide == torch.float32)
+
+    def _few(
+        self, x: Tensor, picks: Tensor | None, weights: Tensor | None, experts: PackedExperts, limit: float
+    ) -> Tensor:
+        """Few rows through their picks, or all through the one expert there is."""
+        assert experts.w13 is not None
+        assert experts.w2 is not None
+        x = self._expert_input(x, experts).contiguous()
+        rows, width = x.shape
+        inner, out = experts.w2.shape[2], self.empty(rows, width)
+        scratch = self.empty(4, 2 * inner + width)
+        self.bodies.experts(
+            *(rows, width, inner, experts.count, 1 if picks is None else picks.shape[1], limit),
+            *(self.rounds, experts.round_group, x.data_ptr(), 0 if picks is None else picks.data_ptr()),
+            *(0 if weights is None else weights.data_ptr(), experts.w13.data_ptr(), experts.w2.data_ptr()),
+            *(scratch.data_ptr(), out.data_ptr()),
+        )
+        return out
 
     @override
     def _expert_input(self, x: Tensor, experts: PackedExperts) -> Tensor:
         wide = self.widen(self.narrow(x))
         return round_inputs(wide, experts.round_group) if experts.round_group else wide
-
-    def _input(self, x: Tensor, experts: PackedExperts) -> Floats:
-        """The array of `_expert_input`."""
-        array: Floats = self._expert_input(x, experts).numpy()
-        return array
-
-    @np.errstate(over="ignore")  # of exp: silu is then 0, as it should be
-    def _activated(self, gate_up: Floats, weight: Floats | None, experts: PackedExperts, limit: float) -> Floats:
-        """The input of w2 from gate_up [n, 2 I] and weights [n, 1], as `swiglu` and `_expert_input` make it."""
-        width = gate_up.shape[1] // 2
-        gate = np.minimum(gate_up[:, :width], limit)
-        hidden = np.exp(-gate)
-        hidden += 1
-        np.divide(gate, hidden, hidden)
-        hidden *= np.minimum(np.maximum(gate_up[:, width:], -limit), limit)
-        if weight is not None:
-            hidden *= weight
-        if self.dtype == self.wide and not experts.round_group:
-            return hidden
-        return self._input(torch.from_numpy(hidden), experts)
-
-    def _each(self, x: Floats, weights: Tensor, bounds: list[int]) -> Floats:
-        """Rows bounds[e] .. bounds[e + 1] of x [n, K] times expert e of weights [E, N, K], transposed -> [n, N]."""
-        matrices = self.held(weights).transpose(0, 2, 1)
-        out = np.empty((x.shape[0], matrices.shape[2]), x.dtype)
-        out[: bounds[0]] = 0
-        limit = FEW_PRODUCTS // matrices[0].size
-        for expert, (start, end) in enumerate(pairwise(bounds)):
-            if 0 < end - start <= limit:
-                np.dot(x[start:end], matrices[expert], out[start:end])
-            elif start < end:
-                torch.mm(torch.from_numpy(x[start:end]), weights[expert].t(), out=torch.from_numpy(out[start:end]))
-        return out

@@ -4,16 +4,15 @@ from dataclasses import replace
 from typing import override
 
 from torch import Tensor
-from torch.nn import functional
 
-from deepinfer.accelerator.cpu_ops.arrays import FEW_NUMBERS, HostOps
+from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, HostOps
 from deepinfer.accelerator.cpu_ops.formats import round_inputs
 from deepinfer.accelerator.ops.projection import PackedLinear, ProjectionOps
 from deepinfer.accelerator.parameters import StoredWeight
 
 
 class CpuProjection(HostOps, ProjectionOps):
-    """Reference products over weights in another layout."""
+    """Products and norms of few rows by the bodies in C, over weights in the layout that it reads."""
 
     @override
     def _pack(self, weights: list[StoredWeight], *, round_inputs: bool) -> PackedLinear:
@@ -23,10 +22,27 @@ class CpuProjection(HostOps, ProjectionOps):
 
     @override
     def linear(self, x: Tensor, weight: PackedLinear, *, wide: bool = False) -> Tensor:
-        """Where nothing is rounded the product is all there is: a third of the call at one row was asking."""
-        if weight.dense is None or weight.round_group or x.dtype != self.wide:
+        """Few rows by the bodies in C: the call costs a third of BLAS's."""
+        dense, rows = weight.dense, x.shape[0]
+        if dense is None or self.kernels is None or rows * dense.numel() > FEW_PRODUCTS or x.dim() != 2:
             return super().linear(x, weight, wide=wide)
-        return functional.linear(x, weight.dense)
+        x, y = self.widen(self._rounded(x, weight)), self.empty(rows, dense.shape[0])
+        self.kernels.linear(
+            rows, 1, dense.shape[1], dense.shape[0], x.data_ptr(), x.stride(0), dense.data_ptr(), y.data_ptr()
+        )
+        return y if wide else self.narrow(y)
+
+    @override
+    def grouped_linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        dense, (rows, groups, width) = weight.dense, x.shape
+        if dense is None or self.kernels is None or rows * dense.numel() > FEW_PRODUCTS:
+            return super().grouped_linear(x, weight)
+        x, y = self.wide_rows(self._rounded(x, weight)), self.empty(rows, dense.shape[0])
+        self.kernels.linear(
+            *(rows, groups, width, dense.shape[0] // groups),
+            *(x.data_ptr(), groups * width, dense.data_ptr(), y.data_ptr()),
+        )
+        return self.narrow(y)
 
     @override
     def _rounded(self, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -34,7 +50,6 @@ class CpuProjection(HostOps, ProjectionOps):
 
     @override
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """Few numbers: numpy, half the time of torch's."""
-        if x.numel() > FEW_NUMBERS:
+        if self.kernels is None or x.dim() > 3 or x.stride(-1) != 1:
             return super().rms_norm(x, weight, eps)
-        return self.result(self.norm(self.array(x), weight, eps))
+        return self.narrow(self.norm_rotate(self.widen(x), weight, eps, None))

@@ -245,19 +245,22 @@ class PagedCacheOps(ProjectionOps):
         view.data[groups.slots] = encode_records(rotated, view)
 
     def compress(
-        self, values: Tensor, scores: Tensor | None, batch: Batch, ratio: int, tail: TailView | None
+        self, projected: Tensor, bias: Tensor | None, batch: Batch, ratio: int, tail: TailView | None
     ) -> Tensor:
         """Pool each completed group of tokens into one latent [N, C], rounded once to the activation dtype.
 
-        values, scores [T, C] wide (ratio 4: [T, 2 C], halves for the previous and the current group; then an entry
-        pools 2 * ratio tokens, and the group before the first has weight 0).  Per channel: softmax of the scores over
-        the tokens of the group, times the values.  Ratio 1 has neither scores nor tail: every row is its own group.
+        projected [T, 2 C] wide: values, then scores, to which bias [ratio, C] wide of the token's place in its group is
+        added (V4).  (Ratio 4: [T, 4 C], halves for the previous and the current group; then an entry pools 2 * ratio
+        tokens, and the group before the first has weight 0.)  Per channel: softmax of the scores over the tokens of the
+        group, times the values.  Ratio 1 has neither scores nor tail: projected [T, C], every row is its own group.
         Tokens of earlier steps come from `tail`, which then takes in this step's last tokens.
         """
         if ratio == 1:
-            return self.narrow(values.index_select(0, batch.groups[ratio].rows))
-        assert scores is not None
+            return self.narrow(projected.index_select(0, batch.groups[ratio].rows))
         assert tail is not None
+        values, scores = projected.chunk(2, 1)
+        if bias is not None:
+            scores = scores + bias.index_select(0, batch.positions % ratio)
         table = prepared_of(batch).tails[ratio]
         if table.source.shape[0]:
             value = torch.cat((values, tail.values.flatten(0, 1)))[table.source]

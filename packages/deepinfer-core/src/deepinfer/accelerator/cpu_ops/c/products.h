@@ -1,0 +1,44 @@
+/* Rows times a weight: what linear layers and experts are made of. */
+
+#ifndef DEEPINFER_PRODUCTS_H
+#define DEEPINFER_PRODUCTS_H
+
+#include "common.h"
+
+/* `rows` (at most ROWS) inputs of K numbers times one weight [K, N], its rows `stride` apart; each number of it is read
+   once for all of them. */
+INLINE void few_products(const REAL *const *x, REAL *const *y, const REAL *weight, long stride, long K, long N,
+                         const int rows)
+{
+    long n = 0;
+    for (; n + 2 * LANES <= N; n += 2 * LANES) {
+        vec sums[ROWS][2] = {0};
+        for (long k = 0; k < K; k++) {
+            vec left = load(weight + k * stride + n), right = load(weight + k * stride + n + LANES);
+            for (int r = 0; r < rows; r++) {
+                sums[r][0] += x[r][k] * left;
+                sums[r][1] += x[r][k] * right;
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            store(y[r] + n, sums[r][0]), store(y[r] + n + LANES, sums[r][1]);
+    }
+    for (; n < N; n++)
+        for (int r = 0; r < rows; r++) {
+            REAL sum = 0;
+            for (long k = 0; k < K; k++)
+                sum += x[r][k] * weight[k * stride + n];
+            y[r][n] = sum;
+        }
+}
+
+INLINE void products(const REAL *const *x, REAL *const *y, const REAL *weight, long stride, long K, long N, int rows)
+{
+    if (rows == ROWS)
+        few_products(x, y, weight, stride, K, N, ROWS);
+    else
+        for (int r = 0; r < rows; r++)
+            few_products(x + r, y + r, weight, stride, K, N, 1);
+}
+
+#endif
