@@ -81,9 +81,9 @@ def test_decoder_replay_rows(name: str, opened: Callable[..., Any], monkeypatch:
     outputs: list[ModelOutput] = []
     build, run = llm.engine.builder.build, llm.engine.runner.run
 
-    def build_all_rows(plan: Plan) -> Batch:
+    def build_all_rows(plan: Plan, *known: object) -> Batch:
         """The engine's batch, with logits of every decoder row instead of the last."""
-        batch = build(plan)
+        batch = build(plan, *known)
         rows = batch.positions if batch.decoder_rows is None else batch.decoder_rows
         return replace(batch, logit_rows=torch.arange(len(rows), device=rows.device))
 

@@ -54,16 +54,15 @@ class TiledCache(TiledRows):
 
     @override
     def compress(
-        self, values: Tensor, scores: Tensor | None, batch: Batch, ratio: int, tail: TailView | None
+        self, projected: Tensor, bias: Tensor | None, batch: Batch, ratio: int, tail: TailView | None
     ) -> Tensor:
         if ratio == 1:
-            return super().compress(values, scores, batch, ratio, tail)
-        assert scores is not None
+            return super().compress(projected, bias, batch, ratio, tail)
         tiled = tiles_of(batch)
         latents = []
         for tile in tiled.tiles:
-            own = [self._own(part, tile, tiled.size) for part in (values, scores)]
-            latents.append(super().compress(own[0], own[1], tile.batch, ratio, tail)[: tile.count])
+            own = self._own(projected, tile, tiled.size)
+            latents.append(super().compress(own, bias, tile.batch, ratio, tail)[: tile.count])
         return torch.cat(latents).index_select(0, batch.groups[ratio].rows)
 
     @override
