@@ -124,20 +124,20 @@ def _entries(ratio: int, shapes: Shapes, ops: Ops) -> Ways:
 def _compress(ratio: int, shapes: Shapes, ops: Ops) -> Ways:
     draw = Draw(63)
     width = shapes.head_dim * (2 if ratio == 4 else 1)
+    channels = width if ratio == 1 else 2 * width
     before = sum(span.end for span in past(SPANS))
-    values, scores, old_values, old_scores = (
-        ops.tensor(draw.wide(count, width), ops.precision.wide) for count in (TOTAL, TOTAL, before, before)
-    )
+    projected, old = (ops.tensor(draw.wide(count, channels), ops.precision.wide) for count in (TOTAL, before))
+    bias = ops.tensor(draw.wide(ratio, width), ops.precision.wide) if ratio in (4, 128) else None
 
     def run(steps: Sequence[tuple[Span, ...]]) -> list[Tensor]:
         memory = tail_of(ops, ratio, width) if ratio > 1 else None
         batch = prepared(ops, shapes, batch_of(ops, past(SPANS), (ratio,)))
-        ops.compress(old_values, None if ratio == 1 else old_scores, batch, ratio, memory)
+        ops.compress(old, bias, batch, ratio, memory)
         latents: dict[int, Tensor] = {}
         for spans in steps:
             batch = prepared(ops, shapes, batch_of(ops, spans, (ratio,)))
             own = _numbers(spans)
-            pooled = ops.compress(values[own], None if ratio == 1 else scores[own], batch, ratio, memory)
+            pooled = ops.compress(projected[own], bias, batch, ratio, memory)
             latents |= dict(zip(_groups_of(batch, spans, ratio)[:-1], pooled[:-1], strict=True))
         kept = [] if memory is None else [memory.values[:-1], memory.scores[:-1]]
         return [latents[row] for row in sorted(latents)] + kept
