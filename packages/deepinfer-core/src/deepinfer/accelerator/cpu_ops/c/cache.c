@@ -5,7 +5,8 @@
 /* What `prepare` of few rows derives; see `FewRows`. */
 void window_tables(long rows, long reads, long first, const int64_t *positions, const int64_t *sequences,
                    const int64_t *anchors, const int64_t *tables, long width, const int64_t *bases,
-                   const int64_t *starts, const int64_t *firsts, long block, int64_t *slots, int64_t *own_slots, REAL *encoder, REAL *decoder)
+                   const int64_t *starts, const int64_t *firsts, long block, int64_t *slots, int64_t *own_slots,
+                   REAL *encoder, REAL *decoder)
 {
     for (long row = 0; row < rows; row++) {
         long sequence = sequences[row], anchor = positions[anchors ? anchors[sequence] : row];
