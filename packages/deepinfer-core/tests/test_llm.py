@@ -60,7 +60,7 @@ def test_one_bad_prompt_never_ends_its_neighbours(llm: LLM) -> None:
         1: "the prompt is empty",
         2: "the prompt is empty",
         3: "token ids must be 0 to",
-        4: 'a prompt object must be {"prompt": text} or {"prompt_token_ids": ids}, got the keys [\'text\']',
+        4: "where wanted, got the keys ['text']",
         5: "a prompt must be a text, token ids or an object, got NoneType",
         6: "a prompt object must be",
         7: "must be a flat list of integers",
