@@ -183,3 +183,19 @@ def test_a_timeout_ends_with_what_there_is(llm: LLM) -> None:
     assert "timeout_s must be a number" in (llm.generate([5], SHORT, timeout_s=-1)[0].error or "")
     assert "priority must be an integer" in (llm.generate([5], SHORT, priority=0.5)[0].error or "")  # type: ignore[call-overload]
     assert works(llm)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_a_broken_step_wrote_is_found_by_nobody() -> None:
+    llm = LLM(accelerator="cpu", dtype="float64", max_model_len=512, max_num_seqs=2)
+    prompt, params = [30 + i % 7 for i in range(300)], SamplingParams(temperature=0, max_tokens=4)
+    network: Any = llm.engine.runner._model
+    sound = network.embedding[30].clone()
+    network.embedding[30] = float("nan")
+    (lost,) = llm.generate([prompt], params)
+    assert lost.finish_reason == "error"
+    network.embedding[30] = sound
+    (again,) = llm.generate([prompt], params)
+    (alone,) = LLM(accelerator="cpu", dtype="float64", max_model_len=512).generate([prompt], params)
+    assert again.num_cached_tokens == 0
+    assert again.token_ids == alone.token_ids

@@ -119,7 +119,7 @@ class PrefixCache:
         ends[plan.samples] += sampled.counts - 1
         for i in np.flatnonzero(ends // BLOCK_TOKENS > plan.starts // BLOCK_TOKENS).tolist():
             row = int(plan.rows[i])
-            if not table[row].finished:
+            if not (table[row].finished or row in sampled.lost):
                 self._publish(table, row, int(ends[i]))
 
     def _keep_windows(self, table: SequenceTable, row: int) -> None:
