@@ -219,14 +219,15 @@ class BatchBuilder:
         """For each ratio the rows that complete a group, and where their entries go.
 
         `blocks` [T] holds each row's block; `own` [T] is False where its entry is there already (None = nowhere).
+        Blocks and ratios are powers of two, so that remainders are bits.
         """
-        tokens = blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS
+        tokens = blocks * BLOCK_TOKENS + (positions & (BLOCK_TOKENS - 1))
         arrays: list[Integers] = []
         for ratio in self._ratios:
             if ratio == 1 and own is None:
                 arrays += np.arange(len(positions)), tokens
             else:
-                ends = (positions + 1) % ratio == 0
+                ends = (positions & (ratio - 1)) == ratio - 1
                 rows = (ends if own is None else ends & own).nonzero()[0]
                 arrays += rows, tokens[rows] // ratio
         return arrays

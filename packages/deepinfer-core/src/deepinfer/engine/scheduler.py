@@ -108,9 +108,18 @@ class Scheduler:
         table, rows = self._table, self._running
         starts = table.computed[rows]
         counts = table.lengths[rows] - starts
-        growing = (counts > 1) | (starts + counts + self._drafts_ahead > table.reach[rows])
-        if self._waiting or self._prompt_readers or growing.any() or (table.draft_counts[rows] > 0).any():
+        drafts = self._drafts_ahead and (table.draft_counts[rows] > 0).any()
+        if self._waiting or self._prompt_readers or drafts or counts.max(initial=1) > 1:
             return self._mixed()
+        growing = (starts + self._drafts_ahead >= table.reach[rows]).nonzero()[0]
+        if len(growing):
+            if self._drafts_ahead:
+                return self._mixed()
+            for row in rows[growing].tolist():
+                if table.sequences[row] is not None:
+                    self._reserve(row, int(table.lengths[row]))
+            if rows is not self._running:
+                return self._mixed()
         return Plan(rows, starts, counts, counts, counts == 1, decoding=True)
 
     def schedule_ahead(self, now: float) -> Plan | None:
