@@ -119,7 +119,7 @@ class Scheduler:
                 if table.sequences[row] is not None:
                     self._reserve(row, int(table.lengths[row]))
             if rows is not self._running:
-                return self._mixed()
+                return self._mixed(admit=False)
         return Plan(rows, starts, counts, counts, counts == 1, decoding=True)
 
     def schedule_ahead(self, now: float) -> Plan | None:
@@ -289,11 +289,11 @@ class Scheduler:
                 self._notices.append(ending_of(sequence, "abort", error))
                 self._leave([row])
 
-    def _mixed(self) -> Plan:
-        """The plan of a step in which not every sequence just decodes."""
+    def _mixed(self, *, admit: bool = True) -> Plan:
+        """The plan of a step in which not every sequence just decodes; who has just lost its place is not admitted."""
         urgent = self._make_room()
         rows, counts, spare = self._continue_running(urgent)
-        if self._waiting and len(rows) == len(self._running):
+        if admit and self._waiting:
             rows, counts = self._admit(rows, counts, spare)
         table = self._table
         starts = table.computed[rows]
