@@ -13,6 +13,13 @@ from deepinfer.engine.draft_report import DraftStep
 from deepinfer.engine.request import Logprobs
 from deepinfer.engine.sequence import Integers
 
+NOT_FINITE = (
+    "the model gave logits that are not finite (NaN or infinity) after {} tokens of this request; which layer began "
+    'it is not known: compare the files of the checkpoint with their checksums, and try dtype="float32" and '
+    'kv_cache_dtype="model"'
+)
+"""Why a request ends whose next token cannot be drawn; others of its step go on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -12,7 +12,7 @@ import numpy as np
 from deepinfer.accelerator.batch import BLOCK_TOKENS
 from deepinfer.engine.block_pool import NOTHING, BlockPool
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.plan import Plan, Sampled
+from deepinfer.engine.plan import NOT_FINITE, Plan, Sampled
 from deepinfer.engine.prefix_cache import PrefixCache
 from deepinfer.engine.request import Progress
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for, ending_of, progress_of
@@ -26,14 +26,6 @@ GRAMMAR_WAIT_S = 0.02
 
 PROMPT_ROWS = 512
 """Most rows of a request in a step when the logits of all are wanted: a row is as long as the vocabulary."""
-
-
-NOT_FINITE = (
-    "the model gave logits that are not finite (NaN or infinity) after {} tokens of this request; which layer began "
-    'it is not known: compare the files of the checkpoint with their checksums, and try dtype="float32" and '
-    'kv_cache_dtype="model"'
-)
-"""Why a request ends whose next token cannot be drawn; others of its step go on."""
 
 
 class _NeedsTokens(Exception):
@@ -108,18 +100,15 @@ class Scheduler:
         table, rows = self._table, self._running
         starts = table.computed[rows]
         counts = table.lengths[rows] - starts
-        drafts = self._drafts_ahead and (table.draft_counts[rows] > 0).any()
+        growing = starts + self._drafts_ahead >= table.reach[rows]
+        drafts = self._drafts_ahead and (growing | (table.draft_counts[rows] > 0)).any()
         if self._waiting or self._prompt_readers or drafts or counts.max(initial=1) > 1:
             return self._mixed()
-        growing = (starts + self._drafts_ahead >= table.reach[rows]).nonzero()[0]
-        if len(growing):
-            if self._drafts_ahead:
-                return self._mixed()
-            for row in rows[growing].tolist():
-                if table.sequences[row] is not None:
-                    self._reserve(row, int(table.lengths[row]))
-            if rows is not self._running:
-                return self._mixed(admit=False)
+        for row in rows[growing].tolist():
+            if table.sequences[row] is not None:
+                self._reserve(row, int(table.lengths[row]))
+        if rows is not self._running:
+            return self._mixed(admit=False)
         return Plan(rows, starts, counts, counts, counts == 1, decoding=True)
 
     def schedule_ahead(self, now: float) -> Plan | None:
