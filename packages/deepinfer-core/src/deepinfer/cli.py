@@ -40,6 +40,11 @@ def _number_or_word(_: click.Context, __: click.Parameter, text: str) -> int | s
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
+def _some(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...] | None:
+    """None for an option that was not given."""
+    return values or None
+
+
 _accelerator = click.option("--accelerator", metavar="NAME", help='Name of an accelerator, or "auto".  [default: auto]')
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 _debug = click.option("--debug", is_flag=True, help="Show where an error came from.")
@@ -95,7 +100,10 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 @click.option("--repetition-penalty", default=1.0, help="Above 1 repeats less of prompt and output.")
 @click.option("--presence-penalty", default=0.0, help="Above 0 repeats less: once a token that the output has.")
 @click.option("--frequency-penalty", default=0.0, help="The same for each time that the output has the token.")
-@click.option("--bad-word", "bad_words", multiple=True, help="Never write this word; may be repeated.")
+@click.option("--bad-word", "bad_words", multiple=True, callback=_some, help="Never write this word; may be repeated.")
+@click.option("--json-schema", metavar="FILE_OR_TEXT", help="The output is JSON that is valid against this schema.")
+@click.option("--regex", help="The whole output matches this regular expression.")
+@click.option("--grammar", metavar="FILE_OR_TEXT", help="The output matches the rule root of this EBNF grammar.")
 @click.option("--min-tokens", default=0, help="Do not end before so many tokens.")
 @click.option("--stop", multiple=True, help="End where this text comes; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence.")
@@ -152,10 +160,10 @@ def generate(
         from deepinfer.engine.request import SamplingParams
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
-        from deepinfer.prompt_file import asked_for
+        from deepinfer.prompt_file import asked_for, structured
 
         engine = {option: choices.pop(option) for option in ENGINE_OPTIONS}
-        choices["bad_words"] = choices["bad_words"] or None
+        choices["structured"] = structured(choices.pop("json_schema"), choices.pop("regex"), choices.pop("grammar"))
         asked = asked_for(prompt, prompts, SamplingParams(**choices))
         if name == TINY:
             click.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)

@@ -49,6 +49,16 @@ def asked_for(prompt: str | None, file: Path | None, params: SamplingParams) -> 
     return [Asked(prompt, params)]
 
 
+def structured(json_schema: str | None, regex: str | None, grammar: str | None) -> dict[str, str] | None:
+    """What an output must match, schema and grammar as text or as the name of a file; raises RequestError."""
+    given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
+    named = {name: text for name, text in given.items() if text is not None}
+    for name in ("json_schema", "grammar"):
+        if name in named and not any(sign in named[name] for sign in ("{", "::=")):
+            named[name] = _text(Path(named[name]), f"a file of {name}, or its text")
+    return named or None
+
+
 def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> list[Asked]:
     """Parse one prompt from each line that is not blank; an object may also hold sampling parameters by their names.
 
@@ -98,13 +108,13 @@ def _name(file: Path) -> str:
     return "stdin" if file == STDIN else str(file)
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, what: str = "a file of prompts") -> str:
     """Read a file, or stdin for "-"; raises RequestError."""
     name = _name(file)
     try:
         return (sys.stdin.buffer.read() if file == STDIN else file.read_bytes()).decode()
     except OSError as error:
-        raise RequestError(f"{name}: {error.strerror}; expected a file of prompts") from error
+        raise RequestError(f"{name}: {error.strerror}; expected {what}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{name}: expected UTF-8, byte {error.start} is {error.object[error.start]:#x}") from error
 

@@ -77,6 +77,10 @@ FAULTS = [
     request("a frequency penalty of -3", "--frequency-penalty", "-3", words="frequency_penalty must be a number"),
     request("an empty bad word", "--bad-word", "", words="each of bad_words must be a text"),
     request("more min_tokens than max_tokens", "--min-tokens", "200", words="must be at most max_tokens=128"),
+    request("a schema keyword that cannot be held to", "--json-schema", '{"not": {}}', words="the keyword 'not' at #"),
+    request("a regular expression beyond grammars", "--regex", "(?=a)b", words="look-around, flags or another"),
+    request("a grammar that is none", "--grammar", "root ::= (", words="the grammar cannot be read"),
+    request("two constraints", "--regex", "a", "--json-schema", "{}", words="exactly one of json_schema"),
     request("more logprobs than tokens", "--logprobs", "9999", words="logprobs must be an integer, -1 to 512"),
     early("an empty stop string", "--stop", "", words="each stop string must be a text of at least one character"),
     line("an empty prompt", '""', "the prompt is empty", REQUESTS),
@@ -96,6 +100,12 @@ FAULTS = [
         "a file of prompts that is not there",
         ("generate", "--prompts", "gone.jsonl"),
         ("gone.jsonl: No such",),
+    ),
+    Fault(
+        COMMANDS,
+        "a file of a schema that is not there",
+        ("generate", "x", "--json-schema", "gone.json"),
+        ("gone.json: No",),
     ),
     Fault(
         COMMANDS, "a file that is not UTF-8", ("generate", "--prompts", "LATIN"), ("expected UTF-8, byte 1 is 0xe9",)
