@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import math
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -211,7 +212,9 @@ class Grammars:
             compilation.begin()
             grammar = compiler.compile_grammar(source)
         except Exception as error:  # noqa: BLE001 - the grammar engine's errors end the request, never the engine
-            compilation.fail(f"the grammar cannot be read: {[*str(error).strip().splitlines(), ''][0][:300]}")
+            first = str(error).strip().partition("\n")[0]
+            told = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", first)  # when, and where in the source of the grammar engine
+            compilation.fail(f"the grammar cannot be read: {told[:300]}")
         else:
             compilation.finish(grammar)
         self.tend()
