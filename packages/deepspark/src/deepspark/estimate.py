@@ -106,17 +106,24 @@ class SurvivalTruth:
     def __init__(self, width: int) -> None:
         # Rows: predicted, realised; a start of equal counts says that predictions are true until many say otherwise.
         self._sums = np.full((2, width), _ENOUGH)
+        self._note_ratio()
 
     def update(self, promised: Floats, accepted: Ints) -> None:
         """Count one step: predicted survivals [R, g] of verified rows, and accepted drafts [R]."""
         self._sums *= _DECAY
         self._sums[0] += promised.sum(axis=0)
-        self._sums[1] += first(accepted, promised.shape[1]).sum(axis=0)
+        # Draft j was accepted in the steps that accepted more than j.
+        self._sums[1] += np.bincount(accepted, minlength=promised.shape[1] + 1)[:0:-1].cumsum()[::-1]
+        self._note_ratio()
 
     def correct(self, survivals: Floats) -> Floats:
         """Return survivals [..., g] scaled by what predictions were worth; positions seldom verified are left alone."""
-        ratio = (self._sums[1] + 1) / (self._sums[0] + 1)
-        return np.minimum.accumulate(np.minimum(survivals * ratio, 1.0), axis=-1)
+        scaled: Floats = survivals * self._ratio
+        np.minimum(scaled, 1.0, out=scaled)
+        return np.minimum.accumulate(scaled, axis=-1, out=scaled)
+
+    def _note_ratio(self) -> None:
+        self._ratio = (self._sums[1] + 1) / (self._sums[0] + 1)
 
 
 class RealisedAcceptance:

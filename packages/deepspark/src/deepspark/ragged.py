@@ -43,16 +43,17 @@ def pack(anchors: Ints, drafts: Ints, ells: Ints, positions: Ints, padded_rows: 
     padding slot and must not write a cache.  Raises InputError where a length does not fit.
     """
     requests, width = drafts.shape
-    mask = np.arange(width + 1) <= ells[:, None]
-    req, step = np.nonzero(mask)
-    cu = np.zeros(requests + 1, np.int64)
-    np.cumsum(ells + 1, out=cu[1:])
-    used = int(cu[-1])
-    if used != req.size or (ells < 0).any():
+    if ells.min(initial=0) < 0 or ells.max(initial=0) > width:
         raise InputError(f"verified lengths must lie in 0..{width} (the drafted block), got {ells.min()}..{ells.max()}")
+    counts = ells + 1
+    cu = np.zeros(requests + 1, np.int64)
+    np.cumsum(counts, out=cu[1:])
+    used = int(cu[-1])
+    req = np.arange(requests).repeat(counts)
+    step = np.arange(used) - cu.take(req)
     blocks = np.empty((requests, width + 1), np.int64)
     blocks[:, 0], blocks[:, 1:] = anchors, drafts
-    ids, pos, judges = blocks[mask], positions[req] + step, step < ells[req]
+    ids, pos, judges = blocks.ravel().take(req * (width + 1) + step), positions.take(req) + step, step < ells.take(req)
     if padded_rows is None:
         return RaggedBatch(ids, pos, req, step, judges, cu)
     if padded_rows < used:

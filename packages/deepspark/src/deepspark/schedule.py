@@ -122,6 +122,9 @@ def allocate(survivals: Floats, budget: int, ties: Ties = "position") -> Ints:
     least = float(np.partition(flat, last)[last]) if last > 0 else 0.0
     if least <= 0:
         return (survivals > 0).sum(axis=1)
+    reached = survivals >= least
+    if np.count_nonzero(reached) == budget:
+        return reached.sum(axis=1)
     lengths = (survivals > least).sum(axis=1)
     equal = np.flatnonzero(flat == least)[: budget - int(lengths.sum())]
     # Ties lie in walking order, and within a request in the order of positions: no prefix is broken.

@@ -170,7 +170,9 @@ class Scheduler:
         return outcome
 
     def _limited(self, survivals: Floats, requests: StepRequests) -> Floats:
-        limited = survivals * first(requests.limits, self.width)
+        limited = survivals
+        if requests.limits.min(initial=self.width) < self.width:
+            limited = survivals * first(requests.limits, self.width)
         if requests.weights is None:
             return limited
         # Mean weight 1 keeps the batch worth R tokens, so that weights move rows between requests and parking stays

@@ -43,30 +43,30 @@ class Telemetry:
 
     def __init__(self, num_slots: int, width: int) -> None:
         self._width = width
-        # Steps by verified length and by accepted drafts, steps that drafted, promised drafts; last row: past requests.
-        self._by_length = np.zeros((num_slots + 1, width + 1), np.int64)
-        self._by_accepted = np.zeros((num_slots + 1, width + 1), np.int64)
+        # Steps by verified length and accepted drafts, steps that drafted, promised drafts; last row: past requests.
+        self._steps = np.zeros((num_slots + 1, width + 1, width + 1), np.int64)
         self._drafted = np.zeros(num_slots + 1, np.int64)
         self._promised = np.zeros(num_slots + 1)
 
     def begin(self, slot: int) -> None:
         """Give `slot` to a new request; totals over all requests keep the old one."""
-        for table in (self._by_length, self._by_accepted, self._drafted, self._promised):
+        for table in (self._steps, self._drafted, self._promised):
             table[-1] += table[slot]
             table[slot] = 0
 
     def record(self, outcome: Outcome) -> None:
         """Count one step."""
-        self._by_length[outcome.slots, outcome.lengths] += 1
-        self._by_accepted[outcome.slots, outcome.accepted] += 1
+        side = self._width + 1
+        self._steps.ravel()[(outcome.slots * side + outcome.lengths) * side + outcome.accepted] += 1
         if outcome.promised is not None:
             self._drafted[outcome.slots] += 1
             self._promised[outcome.slots] += outcome.promised.sum(axis=1)
 
     def report(self, slot: int | None = None) -> Report:
         """Return the counts of `slot`'s request, or of all requests so far."""
-        tables = (self._by_length, self._by_accepted, self._drafted, self._promised)
-        lengths, accepts, drafted, promised = (table.sum(axis=0) if slot is None else table[slot] for table in tables)
+        tables = (self._steps, self._drafted, self._promised)
+        counts, drafted, promised = (table.sum(axis=0) if slot is None else table[slot] for table in tables)
+        lengths, accepts = counts.sum(axis=1), counts.sum(axis=0)
         steps = int(lengths.sum())
         # A position is judged in steps that verified more than its index, and survives likewise.
         judged, survived = (counts[::-1].cumsum()[::-1][1:] for counts in (lengths, accepts))
