@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deepinfer import LLM, SamplingParams
+from deepinfer.model.tiny import write_tiny
 
 V41 = ["v41-a", "v41-b-quant", "v41-c-f32", "v41-s-smooth"]
 
@@ -70,3 +71,28 @@ def test_greedy_texts_are_those_without_drafts(name: str, rule: str, opened: Cal
         assert completion.drafts is not None
         assert completion.drafts.verified > 0
         assert 0 <= completion.drafts.accepted <= completion.drafts.verified <= completion.drafts.proposed
+
+
+def test_requests_that_cannot_draft_say_so_and_are_answered_all_the_same() -> None:
+    choices = {"accelerator": "cpu", "dtype": "float64", "kv_cache_dtype": "model", "max_num_seqs": 4}
+    plain, drafting = LLM("tiny", **choices), LLM("tiny", draft="on", **choices)
+    params = [
+        SamplingParams(max_tokens=20, ignore_eos=True),
+        SamplingParams(max_tokens=20, ignore_eos=True, frequency_penalty=0.5),
+        SamplingParams(max_tokens=20, structured={"regex": "[a-f]{5,9}"}),
+    ]
+    expected = plain.generate(["one", "two", "three"], params)
+    found = drafting.generate(["one", "two", "three"], params)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert [one.drafts.off is None for one in found if one.drafts] == [True, False, False]
+    assert [one.drafts.proposed > 0 for one in found if one.drafts] == [True, False, False]
+    assert all(one.drafts is None for one in expected)
+
+
+def test_auto_without_draft_stages_says_so_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tiny(tmp_path / "v4", family="deepseek_v4")
+    llm = LLM(tmp_path / "v4", accelerator="cpu", draft="auto")
+    assert "no drafts: this deepseek_v4 checkpoint has no draft stages" in caplog.text
+    (done,) = llm.generate("a", SamplingParams(max_tokens=2))
+    assert done.error is None
+    assert done.drafts is None

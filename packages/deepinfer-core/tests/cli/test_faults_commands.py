@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from deepinfer.cli import app
+from deepinfer.model.tiny import write_tiny
 from deepinfer.model.tiny_tokenizer import IMAGE_TOKEN
 
 SETTINGS, REQUESTS, COMMANDS = "Settings", "Requests", "Command line"
@@ -64,6 +65,8 @@ FAULTS = [
     settings("a sequence length of one", "--max-model-len", "1", words="max_model_len must be an integer, at least 2"),
     settings("a sequence length beyond the model", "--max-model-len", "99999999", words="2 to 65536"),
     settings("a negative seed", "--seed", "-1", "--model", "no/such", words="seed must be an integer, 0 to"),
+    settings("a draft rule that does not exist", "--draft-rule", "best", words="draft_rule must be one of match"),
+    settings("drafts of a model without draft stages", "--draft=on", "--model", "V4", words="has no draft stages"),
     settings("a log level that does not exist", words="debug, info, warning, error", DEEPINFER_LOG_LEVEL="loud"),
     early("max_tokens 0", "--max-tokens", "0", words="max_tokens must be an integer, at least 1"),
     early("temperature -1", "--temperature", "-1", words="temperature must be a number, at least 0"),
@@ -127,7 +130,9 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what.replace(" ", "-"))
 def test_fault_has_its_message(fault: Fault, tmp_path: Path, errors_page: Any) -> None:
     (tmp_path / "latin.jsonl").write_bytes('"é"'.encode("latin-1"))
-    places = {"FULL": str(tmp_path), "LATIN": str(tmp_path / "latin.jsonl")}
+    places = {"FULL": str(tmp_path), "LATIN": str(tmp_path / "latin.jsonl"), "V4": str(tmp_path / "v4")}
+    if "V4" in fault.command:
+        write_tiny(tmp_path / "v4", family="deepseek_v4")
     environment = {"DEEPINFER_ACCELERATOR": "cpu", "DEEPINFER_HF_MODEL_DIR": "", **dict(fault.environment)}
     command = [places.get(word, word) for word in fault.command]
     result = CliRunner(env=environment).invoke(app, command, input=fault.stdin)

@@ -16,6 +16,7 @@ Ints = NDArray[np.int64]
 _PRIOR = 0.6
 _DECAY = 0.98
 _ENOUGH = 16.0
+_ENOUGH_TRUTH = 4.0
 _ENOUGH_REQUESTS = 32
 
 
@@ -105,7 +106,7 @@ class SurvivalTruth:
 
     def __init__(self, width: int) -> None:
         # Rows: predicted, realised; a start of equal counts says that predictions are true until many say otherwise.
-        self._sums = np.full((2, width), _ENOUGH)
+        self._sums = np.full((2, width), _ENOUGH_TRUTH)
         self._note_ratio()
 
     def update(self, promised: Floats, accepted: Ints) -> None:
