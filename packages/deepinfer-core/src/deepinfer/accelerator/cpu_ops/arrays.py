@@ -33,6 +33,7 @@ class HostOps(OpsSettings):
         super().__init__(device, precision)
         self.kernels: Kernels | None = load_kernels(self.wide)
         self.rounds = self.dtype == torch.bfloat16
+        self._scratch = torch.empty(0, dtype=torch.int64)
 
     @property
     def bodies(self) -> Kernels:
@@ -43,6 +44,12 @@ class HostOps(OpsSettings):
     def empty(self, *shape: int) -> Tensor:
         """Memory of the wide dtype for a result."""
         return torch.empty(shape, dtype=self.wide)
+
+    def scratch(self, numbers: int) -> int:
+        """Address of memory for so many numbers of 8 bytes, until the next call: ops of one engine run one by one."""
+        if numbers > self._scratch.numel():
+            self._scratch = torch.empty(numbers, dtype=torch.int64)
+        return self._scratch.data_ptr()
 
     def whole(self, *shape: int) -> Tensor:
         """Memory of whole numbers for a result."""

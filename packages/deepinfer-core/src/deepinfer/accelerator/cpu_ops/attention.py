@@ -39,12 +39,12 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
             entries = self._keys(keys.entries, keys.selection.slots, keys.selection.bias)
         q, turns = self.wide_rows(q), few.backward[rope.name]
         count = window.count + (entries.count if entries else 0)
-        out, scores, found = self.empty(*q.shape), self.empty(count), torch.empty(count, dtype=torch.int64)
+        out, found = self.empty(*q.shape), self.scratch(5 * count + 4 * 16)
         self.bodies.attention(
             *(*q.shape, turns.shape[1] // 2, q.data_ptr(), sink.data_ptr(), turns.data_ptr()),
             *window.arguments,
             *(entries.arguments if entries else (0, 0, 0, 0)),
-            *(found.data_ptr(), scores.data_ptr(), out.data_ptr()),
+            *(found, found + 8 * count, out.data_ptr()),
         )
         return self.narrow(out)
 

@@ -25,12 +25,12 @@ class CpuExperts(HostOps, ExpertRoutingOps):
         x, given = self.wide_rows(x), picks is not None
         if picks is None:
             picks = torch.empty((rows, settings.top_k), dtype=torch.int64)
-        weights, scores = self.empty(*picks.shape), self.empty(2, count)
+        weights = self.empty(*picks.shape)
         stride = 0 if bias is None or bias.dim() == 1 else count
         self.bodies.route(
             *(rows, x.shape[1], count, picks.shape[1], settings.normalise, settings.scale),
             *(x.data_ptr(), gate.data_ptr(), 0 if bias is None else bias.data_ptr(), stride, given),
-            *(picks.data_ptr(), weights.data_ptr(), scores.data_ptr()),
+            *(picks.data_ptr(), weights.data_ptr(), self.scratch(2 * count)),
         )
         return picks, weights
 
@@ -69,12 +69,11 @@ class CpuExperts(HostOps, ExpertRoutingOps):
         x = self._expert_input(x, experts).contiguous()
         rows, width = x.shape
         inner, out = experts.w2.shape[2], self.empty(rows, width)
-        scratch = self.empty(4, 2 * inner + width)
         self.bodies.experts(
             *(rows, width, inner, experts.count, 1 if picks is None else picks.shape[1], limit),
             *(self.rounds, experts.round_group, x.data_ptr(), 0 if picks is None else picks.data_ptr()),
             *(0 if weights is None else weights.data_ptr(), experts.w13.data_ptr(), experts.w2.data_ptr()),
-            *(scratch.data_ptr(), out.data_ptr()),
+            *(self.scratch(4 * (2 * inner + width)), out.data_ptr()),
         )
         return out
 

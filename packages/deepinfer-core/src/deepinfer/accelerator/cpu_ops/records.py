@@ -68,12 +68,12 @@ class CpuRecords(CpuPreparing):
         values, scores = projected.chunk(2, 1)
         span, ends = tail_tokens(ratio), batch.groups[ratio].rows
         width = values.shape[1] // (span // ratio)
-        pooled, scratch = self.empty(ends.shape[0], width), self.empty(span + 2, width)
+        pooled, scratch = self.empty(ends.shape[0], width), self.scratch((span + 2) * width)
         self.bodies.compress(
             *(values.shape[0], ends.shape[0], span, tail_ring(ratio), ratio, width),
             *(values.data_ptr(), scores.data_ptr(), values.stride(0), 0 if bias is None else bias.data_ptr()),
             *(ends.data_ptr(), batch.positions.data_ptr(), batch.sequences.data_ptr(), batch.states.data_ptr()),
             *(batch.query_starts.data_ptr(), batch.context_lens.data_ptr()),
-            *(tail.values.data_ptr(), tail.scores.data_ptr(), scratch.data_ptr(), pooled.data_ptr()),
+            *(tail.values.data_ptr(), tail.scores.data_ptr(), scratch, pooled.data_ptr()),
         )
         return self.narrow(pooled)

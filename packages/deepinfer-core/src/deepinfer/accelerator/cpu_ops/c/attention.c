@@ -62,30 +62,78 @@ INLINE long visible(const REAL *keys, const int64_t *slots, const REAL *bias, lo
 {
     long seen = 0;
     for (long i = row * count; i < (row + 1) * count; i++)
-        if (bias[i] == 0)
-            found[seen++] = keys + (slots ? slots[i] : i) * width;
+        if (bias[i] == 0) {
+            const REAL *key = keys + (slots ? slots[i] : i) * width;
+            for (long c = 0; c < width; c += LANES)
+                __builtin_prefetch(key + c);
+            found[seen++] = key;
+        }
     return seen;
 }
 
-/* sum of vectors by their shares, times a factor */
-INLINE void weighted_sum(const REAL *const *vectors, const REAL *shares, REAL factor, long count, long width, REAL *to)
+/* sums [heads, width] of vectors, each read once, by the shares of a few heads, `stride` apart */
+INLINE void few_sums(const REAL *const *vectors, const REAL *shares, long stride, long count, long width,
+                     const int heads, REAL *out)
 {
     long d = 0;
     for (; d + 2 * LANES <= width; d += 2 * LANES) {
-        vec left = {0}, right = {0};
+        vec sums[ROWS][2] = {0};
         for (long i = 0; i < count; i++) {
-            left += shares[i] * load(vectors[i] + d);
-            right += shares[i] * load(vectors[i] + d + LANES);
+            vec left = load(vectors[i] + d), right = load(vectors[i] + d + LANES);
+            KEEP(left);
+            KEEP(right);
+            for (int h = 0; h < heads; h++) {
+                sums[h][0] += shares[h * stride + i] * left;
+                sums[h][1] += shares[h * stride + i] * right;
+            }
         }
-        store(to + d, left * factor);
-        store(to + d + LANES, right * factor);
+        for (int h = 0; h < heads; h++)
+            store(out + h * width + d, sums[h][0]), store(out + h * width + d + LANES, sums[h][1]);
     }
-    for (; d < width; d++) {
-        REAL sum = 0;
-        for (long i = 0; i < count; i++)
-            sum += shares[i] * vectors[i][d];
-        to[d] = sum * factor;
+    for (; d < width; d++)
+        for (int h = 0; h < heads; h++) {
+            REAL sum = 0;
+            for (long i = 0; i < count; i++)
+                sum += shares[h * stride + i] * vectors[i][d];
+            out[h * width + d] = sum;
+        }
+}
+
+/* scores of a few queries, `stride` apart, with each key, which is read once for all of them */
+INLINE void few_scores(const REAL *const *queries, const REAL *const *keys, REAL scale, long count, long width, int few,
+                       REAL *scores, long stride)
+{
+    for (long i = 0; i < count; i++) {
+        REAL dots[ROWS];
+        if (few == ROWS)
+            few_dots(keys[i], queries, width, ROWS, dots);
+        else
+            for (int h = 0; h < few; h++)
+                dots[h] = dot(keys[i], queries[h], width);
+        for (int h = 0; h < few; h++)
+            scores[h * stride + i] = dots[h] * scale;
     }
+    for (int h = 0; h < few; h++)
+        for (long i = count; i < stride; i++)
+            scores[h * stride + i] = -INFINITY;
+}
+
+/* Softmax of one head's scores beside its sink, in place; they are filled up with -inf to whole vectors. */
+INLINE void softmax(REAL *scores, REAL sink, long count)
+{
+    vec tops = all(sink), sums = {0};
+    REAL top = sink;
+    for (long i = 0; i < count; i += LANES)
+        tops = choose(load(scores + i) > tops, load(scores + i), tops);
+    for (int lane = 0; lane < LANES; lane++)
+        top = tops[lane] > top ? tops[lane] : top;
+    for (long i = 0; i < count; i += LANES) {
+        store(scores + i, exponentials(load(scores + i) - top));
+        sums += load(scores + i);
+    }
+    vec factor = all(1 / (exponential(sink - top) + total(sums)));
+    for (long i = 0; i < count; i += LANES)
+        store(scores + i, load(scores + i) * factor);
 }
 
 void attention(long rows, long heads, long width, long pairs, const REAL *q, const REAL *sink, const REAL *turns,
@@ -97,20 +145,23 @@ void attention(long rows, long heads, long width, long pairs, const REAL *q, con
     for (long row = 0; row < rows; row++) {
         long count = visible(window, window_slots, window_bias, row, window_count, width, found);
         count += visible(entries, entry_slots, entry_bias, row, entry_count, width, found + count);
-        for (long head = 0; head < heads; head++) {
-            const REAL *query = q + (row * heads + head) * width;
-            REAL *to = out + (row * heads + head) * width, top = sink[head];
-            for (long i = 0; i < count; i++) {
-                scores[i] = dot(query, found[i], width) * scale;
-                top = scores[i] > top ? scores[i] : top;
-            }
-            REAL sum = exponential(sink[head] - top);
-            for (long i = 0; i < count; i++)
-                scores[i] = exponential(scores[i] - top);
-            for (long i = 0; i < count; i++)
-                sum += scores[i];
-            weighted_sum(found, scores, 1 / sum, count, width, to);
-            rotate(to, width, turns + row * 2 * pairs, pairs);
+        const long stride = (count + LANES - 1) / LANES * LANES;
+        for (long head = 0; head < heads; head += ROWS) {
+            int few = heads - head < ROWS ? (int)(heads - head) : ROWS;
+            const REAL *queries[ROWS];
+            for (int h = 0; h < few; h++)
+                queries[h] = q + (row * heads + head + h) * width;
+            few_scores(queries, found, scale, count, width, few, scores, stride);
+            REAL *to = out + (row * heads + head) * width;
+            for (int h = 0; h < few; h++)
+                softmax(scores + h * stride, sink[head + h], count);
+            if (few == ROWS)
+                few_sums(found, scores, stride, count, width, ROWS, to);
+            else
+                for (int h = 0; h < few; h++)
+                    few_sums(found, scores + h * stride, stride, count, width, 1, to + h * width);
+            for (int h = 0; h < few; h++)
+                rotate(to + h * width, width, turns + row * 2 * pairs, pairs);
         }
     }
 }

@@ -52,6 +52,22 @@ void locate(long rows, long count, long ratio, long per_block, long fill, const 
         }
 }
 
+/* Adds the shares exp(score - top) of one token's channels, at most LANES of them, and its values by them. */
+INLINE void add_shares(long count, const REAL *score, const REAL *top, const REAL *value, REAL *sum, REAL *out)
+{
+    if (count >= LANES) {
+        vec share = exponentials(load(score) - load(top));
+        store(sum, load(sum) + share);
+        store(out, load(out) + share * load(value));
+        return;
+    }
+    for (long c = 0; c < count; c++) {
+        REAL share = exponential(score[c] - top[c]);
+        sum[c] += share;
+        out[c] += share * value[c];
+    }
+}
+
 /* What completes a group is pooled, from the step's rows and from the tail, which then takes in the step's last rows.
    values, scores [rows, span / ratio * width], `stride` apart; bias [ratio, as wide] or none; out [groups, width]. */
 void compress(long rows, long groups, long span, long ring, long ratio, long width, const REAL *values, const REAL *scores,
@@ -86,11 +102,8 @@ void compress(long rows, long groups, long span, long ring, long ratio, long wid
         }
         for (long i = 0; i < span; i++)
             if (value[i])
-                for (long c = 0; c < width; c++) {
-                    REAL share = exponential(scratch[i * width + c] - top[c]);
-                    sum[c] += share;
-                    out[c] += share * value[i][c];
-                }
+                for (long c = 0; c < width; c += LANES)
+                    add_shares(width - c, scratch + i * width + c, top + c, value[i] + c, sum + c, out + c);
         for (long c = 0; c < width; c++)
             out[c] /= sum[c];
     }

@@ -23,6 +23,13 @@ typedef REAL half_vec __attribute__((vector_size(32)));
 typedef REAL quarter_vec __attribute__((vector_size(16)));
 enum { LANES = 64 / sizeof(REAL), ROWS = 4, MOST_STREAMS = 8 };
 
+/* Has a vector stay in a register: loaded again for each row, it would be the loads that take the time. */
+#ifdef __AVX512F__
+#define KEEP(vector) __asm__("" : "+v"(vector))
+#else
+#define KEEP(vector)
+#endif
+
 INLINE vec load(const REAL *x) { return *(const vec *)x; }
 
 INLINE void store(REAL *x, vec value) { *(vec *)x = value; }
@@ -38,38 +45,63 @@ INLINE REAL total(vec x)
     return (c[0] + c[2 % (LANES / 4)]) + (c[1] + c[3 % (LANES / 4)]);
 }
 
+/* One vector with `rows` (at most ROWS) others, read once for all of them; four sums side by side for each, so that none
+   waits for itself.  A row's sum is the same whatever `rows` is. */
+INLINE void few_dots(const REAL *a, const REAL *const *x, long count, const int rows, REAL *out)
+{
+    vec sums[ROWS][4] = {0};
+    long i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int part = 0; part < 4; part++)
+            for (int r = 0; r < rows; r++)
+                sums[r][part] += load(a + i + part * LANES) * load(x[r] + i + part * LANES);
+    for (; i + LANES <= count; i += LANES)
+        for (int r = 0; r < rows; r++)
+            sums[r][0] += load(a + i) * load(x[r] + i);
+    for (int r = 0; r < rows; r++) {
+        out[r] = total((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
+        for (long rest = i; rest < count; rest++)
+            out[r] += a[rest] * x[r][rest];
+    }
+}
+
 INLINE REAL dot(const REAL *a, const REAL *b, long count)
 {
-    vec sums = {0};
-    long i = 0;
-    for (; i + LANES <= count; i += LANES)
-        sums += load(a + i) * load(b + i);
-    REAL sum = total(sums);
-    for (; i < count; i++)
-        sum += a[i] * b[i];
+    REAL sum;
+    few_dots(a, &b, count, 1, &sum);
     return sum;
 }
 
-/* exp(x) in a form that compilers turn into vector instructions, within 2 units in the last place of a float: 2^n times
-   a polynomial of the rest (Cephes).  For double the C library's. */
-INLINE REAL exponential(REAL x)
+typedef __typeof__((vec){0} < (vec){0}) mask;
+
+INLINE vec choose(mask where, vec a, vec b) { return (vec)(((mask)a & where) | ((mask)b & ~where)); }
+
+INLINE vec all(REAL x) { return x + (vec){0}; }
+
+/* exp(x), for float within 2 units in the last place: 2^n times a polynomial of the rest (Cephes); for double the C
+   library's. */
+INLINE vec exponentials(vec x)
 {
-    if (sizeof(REAL) == sizeof(double))
-        return exp(x);
-    float bounded = x < -87.3f ? -87.3f : x > 88.3f ? 88.3f : (float)x;
-    int32_t n = (int32_t)(bounded * 1.44269504f + (bounded < 0 ? -0.5f : 0.5f));
-    float rest = bounded - n * 0.693359375f + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f * rest + 1.3981999507e-3f;
-    y = y * rest + 8.3334519073e-3f;
-    y = y * rest + 4.1665795894e-2f;
-    y = y * rest + 1.6666665459e-1f;
-    y = y * rest + 5.0000001201e-1f;
+    if (sizeof(REAL) == sizeof(double)) {
+        for (int lane = 0; lane < LANES; lane++)
+            x[lane] = exp(x[lane]);
+        return x;
+    }
+    const vec low = all((REAL)-87.3), high = all((REAL)88.3), round = all(12582912); /* 1.5 * 2^23 */
+    vec bounded = choose(x < low, low, choose(x > high, high, x));
+    vec power = bounded * (REAL)1.44269504 + round - round;
+    vec rest = bounded - power * (REAL)0.693359375 + power * (REAL)2.12194440e-4;
+    vec y = (REAL)1.9875691500e-4 * rest + (REAL)1.3981999507e-3;
+    y = y * rest + (REAL)8.3334519073e-3;
+    y = y * rest + (REAL)4.1665795894e-2;
+    y = y * rest + (REAL)1.6666665459e-1;
+    y = y * rest + (REAL)5.0000001201e-1;
     y = y * rest * rest + rest + 1;
-    int32_t bits = (n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return x < -87.3f ? 0 : y * power;
+    mask bits = (__builtin_convertvector(power, mask) + 127) << 23;
+    return choose(x < low, all(0), y * (vec)bits);
 }
+
+INLINE REAL exponential(REAL x) { return exponentials(all(x))[0]; }
 
 /* Rounds to bfloat16, ties to even; only ever asked of finite float32 numbers. */
 INLINE REAL to_bfloat16(REAL x)

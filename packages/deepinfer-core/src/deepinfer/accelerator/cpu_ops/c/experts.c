@@ -55,10 +55,16 @@ INLINE void round_fp8(REAL *row, long count, long group)
 /* hidden = weight * silu(min(gate, limit)) * clamp(up), rounded as the input of w2; in place over the first half. */
 INLINE void activate(REAL *gate_up, long W, REAL weight, REAL limit, int bfloat16, long group)
 {
-    for (long i = 0; i < W; i++) {
-        REAL gate = gate_up[i] < limit ? gate_up[i] : limit, up = gate_up[W + i];
-        up = up > limit ? limit : up < -limit ? -limit : up;
-        gate_up[i] = gate / (1 + exponential(-gate)) * up * weight;
+    const vec most = all(limit);
+    for (long i = 0; i < W; i += LANES) {
+        long few = W - i < LANES ? W - i : LANES;
+        vec gate = {0}, up = {0};
+        memcpy(&gate, gate_up + i, few * sizeof(REAL));
+        memcpy(&up, gate_up + W + i, few * sizeof(REAL));
+        gate = choose(gate > most, most, gate);
+        up = choose(up > most, most, choose(up < -most, -most, up));
+        gate = gate / (1 + exponentials(-gate)) * up * weight;
+        memcpy(gate_up + i, &gate, few * sizeof(REAL));
     }
     round_row(gate_up, W, bfloat16);
     if (group)

@@ -18,29 +18,25 @@ INLINE void sinkhorn(vec *comb, const long S, long iterations, REAL eps)
 }
 
 /* The mixing of LANES rows: logits z [2 S + S * S] become pre, post and comb, in place. */
-INLINE void mixing(REAL z[][LANES], const long S, long iterations, REAL eps, const REAL *scale, const REAL *base)
+INLINE void mixing(vec *z, const long S, long iterations, REAL eps, const REAL *scale, const REAL *base)
 {
-    vec comb[MOST_STREAMS * MOST_STREAMS];
-    for (long i = 0; i < 2 * S; i++)
-        for (int lane = 0; lane < LANES; lane++) {
-            REAL gate = 1 / (1 + exponential(-(z[i][lane] * scale[i / S] + base[i])));
-            z[i][lane] = i < S ? gate + eps : 2 * gate;
-        }
+    vec *comb = z + 2 * S;
+    for (long i = 0; i < 2 * S; i++) {
+        vec gate = 1 / (1 + exponentials(-(z[i] * scale[i / S] + base[i])));
+        z[i] = i < S ? gate + eps : 2 * gate;
+    }
     for (long i = 0; i < S; i++) {
-        REAL(*line)[LANES] = z + 2 * S + i * S, top[LANES], sum[LANES] = {0};
+        vec *line = comb + i * S, top, sum = {0};
+        for (long j = 0; j < S; j++) {
+            line[j] = line[j] * scale[2] + base[2 * S + i * S + j];
+            top = j ? choose(line[j] > top, line[j], top) : line[j];
+        }
         for (long j = 0; j < S; j++)
-            for (int lane = 0; lane < LANES; lane++) {
-                line[j][lane] = line[j][lane] * scale[2] + base[2 * S + i * S + j];
-                top[lane] = j && top[lane] > line[j][lane] ? top[lane] : line[j][lane];
-            }
+            sum += line[j] = exponentials(line[j] - top);
         for (long j = 0; j < S; j++)
-            for (int lane = 0; lane < LANES; lane++)
-                sum[lane] += line[j][lane] = exponential(line[j][lane] - top[lane]);
-        for (long j = 0; j < S; j++)
-            comb[i * S + j] = load(line[j]) / load(sum) + eps;
+            line[j] = line[j] / sum + eps;
     }
     sinkhorn(comb, S, iterations, eps);
-    memcpy(z + 2 * S, comb, S * S * sizeof(vec));
 }
 
 /* sum of S vectors [S, D] by their shares */
@@ -60,19 +56,35 @@ struct mixing {
     const REAL *fn, *scale, *base, *norm;
 };
 
+/* Normed logits of a few rows, into lanes from `lane` on. */
+INLINE void mix_logits(const struct mixing *m, const long S, const int rows, const REAL *streams, vec *z, long lane)
+{
+    const long size = S * m->width;
+    const REAL *flat[ROWS];
+    REAL root[ROWS], dots[ROWS];
+    for (int r = 0; r < rows; r++) {
+        flat[r] = streams + r * size;
+        root[r] = 1 / sqrt(dot(flat[r], flat[r], size) / size + m->norm_eps);
+    }
+    for (long i = 0; i < S * (S + 2); i++) {
+        few_dots(m->fn + i * size, flat, size, rows, dots);
+        for (int r = 0; r < rows; r++)
+            z[i][lane + r] = dots[r] * root[r];
+    }
+}
+
 INLINE void mix_in_tile(const struct mixing *m, const long S, long rows, const REAL *streams, const REAL *incoming,
                         REAL *pre, REAL *post, REAL *comb, REAL *x)
 {
-    REAL z[MOST_STREAMS * (MOST_STREAMS + 2)][LANES] = {0};
+    vec z[MOST_STREAMS * (MOST_STREAMS + 2)] = {0};
     const long D = m->width;
-    for (long row = 0; row < rows; row++) {
-        const REAL *flat = streams + row * S * D;
-        REAL root = 1 / sqrt(dot(flat, flat, S * D) / (S * D) + m->norm_eps);
-        for (long i = 0; i < S * (S + 2); i++)
-            z[i][row] = dot(m->fn + i * S * D, flat, S * D) * root;
-    }
+    long row = 0;
+    for (; row + ROWS <= rows; row += ROWS)
+        mix_logits(m, S, ROWS, streams + row * S * D, z, row);
+    for (; row < rows; row++)
+        mix_logits(m, S, 1, streams + row * S * D, z, row);
     mixing(z, S, m->iterations, m->eps, m->scale, m->base);
-    for (long row = 0; row < rows; row++) {
+    for (row = 0; row < rows; row++) {
         for (long i = 0; i < S; i++)
             pre[row * S + i] = z[i][row], post[row * S + i] = z[S + i][row];
         for (long i = 0; i < S * S; i++)

@@ -15,6 +15,8 @@ INLINE void few_products(const REAL *const *x, REAL *const *y, const REAL *weigh
         vec sums[ROWS][2] = {0};
         for (long k = 0; k < K; k++) {
             vec left = load(weight + k * stride + n), right = load(weight + k * stride + n + LANES);
+            KEEP(left);
+            KEEP(right);
             for (int r = 0; r < rows; r++) {
                 sums[r][0] += x[r][k] * left;
                 sums[r][1] += x[r][k] * right;
@@ -34,11 +36,14 @@ INLINE void few_products(const REAL *const *x, REAL *const *y, const REAL *weigh
 
 INLINE void products(const REAL *const *x, REAL *const *y, const REAL *weight, long stride, long K, long N, int rows)
 {
-    if (rows == ROWS)
-        few_products(x, y, weight, stride, K, N, ROWS);
-    else
-        for (int r = 0; r < rows; r++)
-            few_products(x + r, y + r, weight, stride, K, N, 1);
+    if (rows == 4)
+        few_products(x, y, weight, stride, K, N, 4);
+    else if (rows == 3)
+        few_products(x, y, weight, stride, K, N, 3);
+    else if (rows == 2)
+        few_products(x, y, weight, stride, K, N, 2);
+    else if (rows == 1)
+        few_products(x, y, weight, stride, K, N, 1);
 }
 
 #endif
