@@ -14,7 +14,7 @@ from deepinfer import LLM
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops.sampling import TokenAdjustments
 from deepinfer.engine.request import Request, SamplingParams
-from deepinfer.engine.token_rules import TokenRules, gather, make_rules
+from deepinfer.engine.token_rules import RuledRow, TokenRules, gather, make_rules
 from deepinfer.errors import RequestError
 from deepinfer.model.tiny_tokenizer import make_tokenizer
 
@@ -75,7 +75,7 @@ def test_rules_are_what_they_say_and_each_row_has_its_own(
 ) -> None:
     logits = torch.tensor([row for row, *_ in data], dtype=torch.float64)
     ruled = [
-        (place, rules_of(params, prompt), output)
+        RuledRow(place, rules_of(params, prompt), output)
         for place, (_, params, prompt, output) in enumerate(data)
         if params.has_rules
     ]
