@@ -64,11 +64,11 @@ class HostOps(OpsSettings):
 
         x [T, C] or [T, H, C], wide, rows anywhere; turns [T, dim] pairs of numbers -> y like x, wide.
         """
-        rows, heads, width = x.shape[0], 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
-        y = self.empty(*x.shape)
+        shape = x.shape
+        y = torch.empty(shape, dtype=self.wide)
         self.bodies.norm_rotate(
-            *(rows, heads, width, 0 if turns is None else turns.shape[1] // 2, eps or 0, self.rounds, x.data_ptr()),
-            *(x.stride(0), eps is not None, 0 if weight is None else weight.data_ptr()),
-            *(0 if turns is None else turns.data_ptr(), y.data_ptr()),
+            *(shape[0], 1 if len(shape) == 2 else shape[1], shape[-1], 0 if turns is None else turns.shape[1] // 2),
+            *(eps or 0, self.rounds, x.data_ptr(), x.stride(0), eps is not None),
+            *(0 if weight is None else weight.data_ptr(), 0 if turns is None else turns.data_ptr(), y.data_ptr()),
         )
         return y

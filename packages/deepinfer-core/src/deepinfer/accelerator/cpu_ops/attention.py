@@ -35,7 +35,7 @@ class CpuAttention(CpuRecords, SparseAttentionOps):
             return super().attention(q, keys, sink, batch, rope)
         window = self._keys(keys.window, few.window_reads, few.decoder_bias if keys.decoder else few.encoder_bias)
         entries = None
-        if keys.entries is not None and keys.selection is not None:
+        if keys.entries is not None and keys.selection is not None and keys.selection.slots.shape[1]:
             entries = self._keys(keys.entries, keys.selection.slots, keys.selection.bias)
         q, turns = self.wide_rows(q), few.backward[rope.name]
         count = window.count + (entries.count if entries else 0)

@@ -73,7 +73,7 @@ INLINE long visible(const REAL *keys, const int64_t *slots, const REAL *bias, lo
 
 /* sums [heads, width] of vectors, each read once, by the shares of a few heads, `stride` apart */
 INLINE void few_sums(const REAL *const *vectors, const REAL *shares, long stride, long count, long width,
-                     const int heads, REAL *out)
+                     const int rows, REAL *out)
 {
     long d = 0;
     for (; d + 2 * LANES <= width; d += 2 * LANES) {
@@ -82,16 +82,16 @@ INLINE void few_sums(const REAL *const *vectors, const REAL *shares, long stride
             vec left = load(vectors[i] + d), right = load(vectors[i] + d + LANES);
             KEEP(left);
             KEEP(right);
-            for (int h = 0; h < heads; h++) {
+            EACH_ROW(h) {
                 sums[h][0] += shares[h * stride + i] * left;
                 sums[h][1] += shares[h * stride + i] * right;
             }
         }
-        for (int h = 0; h < heads; h++)
+        EACH_ROW(h)
             store(out + h * width + d, sums[h][0]), store(out + h * width + d + LANES, sums[h][1]);
     }
     for (; d < width; d++)
-        for (int h = 0; h < heads; h++) {
+        EACH_ROW(h) {
             REAL sum = 0;
             for (long i = 0; i < count; i++)
                 sum += shares[h * stride + i] * vectors[i][d];

@@ -30,6 +30,9 @@ enum { LANES = 64 / sizeof(REAL), ROWS = 4, MOST_STREAMS = 8 };
 #define KEEP(vector)
 #endif
 
+/* A loop over a few rows, unrolled before anything else, so that each row's sums get registers of their own. */
+#define EACH_ROW(r) _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
+
 INLINE vec load(const REAL *x) { return *(const vec *)x; }
 
 INLINE void store(REAL *x, vec value) { *(vec *)x = value; }
@@ -45,21 +48,22 @@ INLINE REAL total(vec x)
     return (c[0] + c[2 % (LANES / 4)]) + (c[1] + c[3 % (LANES / 4)]);
 }
 
-/* One vector with `rows` (at most ROWS) others, read once for all of them; four sums side by side for each, so that none
-   waits for itself.  A row's sum is the same whatever `rows` is. */
+/* One vector with `rows` (at most ROWS) others, read once for all of them; two sums side by side for each, so that they
+   wait less for themselves.  A row's sum is the same whatever `rows` is. */
 INLINE void few_dots(const REAL *a, const REAL *const *x, long count, const int rows, REAL *out)
 {
-    vec sums[ROWS][4] = {0};
+    vec sums[ROWS][2] = {0};
     long i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES)
-        for (int part = 0; part < 4; part++)
-            for (int r = 0; r < rows; r++)
-                sums[r][part] += load(a + i + part * LANES) * load(x[r] + i + part * LANES);
-    for (; i + LANES <= count; i += LANES)
-        for (int r = 0; r < rows; r++)
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        EACH_ROW(r) {
             sums[r][0] += load(a + i) * load(x[r] + i);
-    for (int r = 0; r < rows; r++) {
-        out[r] = total((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
+            sums[r][1] += load(a + i + LANES) * load(x[r] + i + LANES);
+        }
+    for (; i + LANES <= count; i += LANES)
+        EACH_ROW(r)
+            sums[r][0] += load(a + i) * load(x[r] + i);
+    EACH_ROW(r) {
+        out[r] = total(sums[r][0] + sums[r][1]);
         for (long rest = i; rest < count; rest++)
             out[r] += a[rest] * x[r][rest];
     }

@@ -17,16 +17,16 @@ INLINE void few_products(const REAL *const *x, REAL *const *y, const REAL *weigh
             vec left = load(weight + k * stride + n), right = load(weight + k * stride + n + LANES);
             KEEP(left);
             KEEP(right);
-            for (int r = 0; r < rows; r++) {
+            EACH_ROW(r) {
                 sums[r][0] += x[r][k] * left;
                 sums[r][1] += x[r][k] * right;
             }
         }
-        for (int r = 0; r < rows; r++)
+        EACH_ROW(r)
             store(y[r] + n, sums[r][0]), store(y[r] + n + LANES, sums[r][1]);
     }
     for (; n < N; n++)
-        for (int r = 0; r < rows; r++) {
+        EACH_ROW(r) {
             REAL sum = 0;
             for (long k = 0; k < K; k++)
                 sum += x[r][k] * weight[k * stride + n];
