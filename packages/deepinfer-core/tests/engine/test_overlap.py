@@ -251,3 +251,50 @@ def test_a_sequence_that_stops_keeps_its_blocks_until_its_wasted_row_is_over() -
         assert engine.step() == []
         assert engine.scheduler.blocks.free == config.blocks
         assert not engine.has_work
+
+
+SHARED_TEXT = np.random.default_rng(11).integers(3, V41.vocab_size, 400).tolist()
+
+
+@pytest.mark.parametrize("model", [V41, V4], ids=["v41", "v4"])
+@settings(max_examples=EXAMPLES // 33)
+@given(data=st.data())
+def test_overlap_with_prefix_hits_is_plain(model: ModelConfig, data: st.DataObject) -> None:
+    """Prompts that share a first part arrive while others decode; the last one always finds what the first one left."""
+    config = replace(data.draw(configs()), blocks=9, window_blocks=12, max_model_len=512, prefix_cache="exact")
+    later = st.tuples(st.integers(0, 30), st.integers(0, 400), st.integers(0, 60), st.integers(1, 25))
+    drawn = data.draw(st.lists(later, max_size=6))
+    asked = [Request(SHARED_TEXT, greedy(max_tokens=5, ignore_eos=True))]
+    for _, shared, more, count in drawn:
+        tail = np.random.default_rng(more).integers(3, model.vocab_size, more).tolist()
+        prompt = [*SHARED_TEXT[:shared], *tail] or [5]
+        asked.append(Request(prompt, greedy(max_tokens=count, ignore_eos=True)))
+    left = sorted(zip([0, *(when for when, *_ in drawn)], asked, strict=True), key=lambda arrival: arrival[0])
+    gained: list[tuple[Request, list[Progress]]] = []
+    with DelayedAccelerator() as device:
+        engine = delayed_engine(config, model, device)
+        parts: dict[int, list[Progress]] = {}
+        for step in range(5000):
+            while left and left[0][0] <= step:
+                request = left.pop(0)[1]
+                parts[engine.add(request)] = own = []
+                gained.append((request, own))
+            for progress in engine.step():
+                parts[progress.request_id].append(progress)
+            engine.scheduler.check()
+            if not left and not engine.has_work:
+                break
+        repeated = engine.add(asked[0])
+        gained.append((asked[0], drain(engine)[repeated]))
+        again = engine.add(asked[0])
+        gained.append((asked[0], drain(engine)[again]))
+        engine.scheduler.check()
+    for request, own in gained:
+        assert tokens_of(own) == lone_run(model, config, request).token_ids
+        use = own[-1].cache
+        assert use is not None
+        assert use.hit - use.replayed + use.computed == len(request.prompt_token_ids)
+    assert use.hit == 384
+    assert not engine.has_work
+    assert engine.scheduler.blocks.free == config.blocks
+    assert engine.scheduler.windows.free == config.window_blocks
