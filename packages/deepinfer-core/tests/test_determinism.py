@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer import LLM, AcceleratorError, ConfigError
+from deepinfer import LLM, AcceleratorError, ConfigError, SamplingParams
 from deepinfer import determinism as proofs
 from deepinfer.accelerator.conformance import Proof
 from deepinfer.accelerator.cpu import CpuAccelerator
@@ -155,3 +155,20 @@ def test_more_threads_change_nothing_within_a_run(llm: LLM) -> None:
         assert run_way(llm, few[0]) == run_way(llm, few[1])
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_prefix_hit_has_the_bits_of_a_cold_run(llm: LLM) -> None:
+    """Tokens and whole rows of log-probabilities, of the same prompt again and of one that leaves it behind a block."""
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=4, ignore_eos=True, logprobs=-1)
+    first = [5 + (7 * i * i + i) % 190 for i in range(300)]
+    for prompt, hit in ((first, 0), (first, 256), ([*first[:140], *first[:50]], 128)):
+        warm, cold = (
+            llm.generate({"prompt_token_ids": prompt, "prefix_cache": mode}, params)[0] for mode in ("exact", "off")
+        )
+        assert warm.cache is not None
+        assert warm.cache.hit == hit
+        assert (warm.num_cached_tokens > 0) == (hit > 0)
+        assert warm.token_ids == cold.token_ids
+        assert isinstance(warm.logprobs, torch.Tensor)
+        assert isinstance(cold.logprobs, torch.Tensor)
+        assert torch.equal(warm.logprobs, cold.logprobs)
