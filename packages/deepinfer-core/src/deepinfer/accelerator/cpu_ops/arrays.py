@@ -27,7 +27,7 @@ FEW_PRODUCTS = 1 << 22
 
 
 class HostOps(OpsSettings):
-    """Conversions that all CPU ops share, and the bodies of `kernels.c` (None where there is no compiler)."""
+    """Conversions that all CPU ops share, and the bodies in `c/` (None where there is no compiler)."""
 
     def __init__(self, device: torch.device, precision: Precision) -> None:
         super().__init__(device, precision)
