@@ -12,9 +12,10 @@ from deepinfer_kernels_cuda.attention_ops import AttentionKernels
 from deepinfer_kernels_cuda.expert_ops import ExpertKernels
 from deepinfer_kernels_cuda.linear_ops import LinearKernels
 from deepinfer_kernels_cuda.mixing_ops import MixingKernels
+from deepinfer_kernels_cuda.sampling_ops import SamplingKernels
 
 
-class NvidiaOps(AttentionKernels, LinearKernels, ExpertKernels, MixingKernels, Ops):
+class NvidiaOps(AttentionKernels, LinearKernels, ExpertKernels, MixingKernels, SamplingKernels, Ops):
     """All ops; `deepinfer doctor` says for each which implementation runs, and why when it is the reference."""
 
     @override

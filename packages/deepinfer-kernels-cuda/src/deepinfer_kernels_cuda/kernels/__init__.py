@@ -3,7 +3,7 @@
 Every kernel is listed as a `Variant` (`variants.py`): what is compiled ahead of time is what is launched.
 """
 
-from deepinfer_kernels_cuda.kernels import attention, experts, gate, mixing, products, rounding, rows
+from deepinfer_kernels_cuda.kernels import attention, experts, gate, mixing, products, rounding, rows, sampling
 
 ALL_VARIANTS = (
     *rounding.VARIANTS,
@@ -13,5 +13,6 @@ ALL_VARIANTS = (
     *mixing.VARIANTS,
     *rows.VARIANTS,
     *attention.VARIANTS,
+    *sampling.VARIANTS,
 )
 """All that this wheel compiles."""
