@@ -5,7 +5,7 @@ Both belong to the `Scheduler`, which alone changes them; the builder and the sa
 
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ NO_TOKEN_LEFT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Gained:
+class Gained(NamedTuple):
     """What a step added to a request: its tokens, the text that is now certain, why and on what the request ends.
 
     `error` says more where the reason is "error".

@@ -1,4 +1,4 @@
-"""Mixture of experts on the CPU: few rows in one call, each weight read once for up to four of them."""
+"""Mixture of experts on the CPU: few rows in one call, each weight read once for up to eight of them."""
 
 from dataclasses import replace
 from typing import override
@@ -10,6 +10,9 @@ from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, HostOps
 from deepinfer.accelerator.cpu_ops.formats import round_inputs
 from deepinfer.accelerator.ops.expert_routing import ExpertRoutingOps, PackedExperts, RouteSettings
 from deepinfer.accelerator.parameters import StoredExpert
+
+TILE = 8
+"""Rows of a tile, as in `c/products.h`."""
 
 
 class CpuExperts(HostOps, ExpertRoutingOps):
@@ -73,7 +76,7 @@ class CpuExperts(HostOps, ExpertRoutingOps):
             *(rows, width, inner, experts.count, 1 if picks is None else picks.shape[1], limit),
             *(self.rounds, experts.round_group, x.data_ptr(), 0 if picks is None else picks.data_ptr()),
             *(0 if weights is None else weights.data_ptr(), experts.w13.data_ptr(), experts.w2.data_ptr()),
-            *(self.scratch(4 * (2 * inner + width)), out.data_ptr()),
+            *(self.scratch(TILE * (2 * inner + width)), out.data_ptr()),
         )
         return out
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import override
 
-import torch
 from torch import Tensor
 
 from deepinfer.accelerator.cpu_ops.arrays import FEW_PRODUCTS, HostOps
@@ -43,7 +42,7 @@ class CpuProjection(HostOps, ProjectionOps):
         if not isinstance(weight, _Laid) or rows * weight.inputs * weight.outputs > FEW_PRODUCTS or x.dim() != 2:
             return super().linear(x, weight, wide=wide)
         x = self._rounded(x, weight) if weight.round_group else self.widen(x)
-        y = torch.empty((rows, weight.outputs), dtype=self.wide)
+        y = self.empty(rows, weight.outputs)
         self.bodies.linear(
             *(rows, 1, weight.inputs, weight.outputs),
             *(x.data_ptr(), x.stride(0), weight.address, y.data_ptr()),
@@ -55,7 +54,7 @@ class CpuProjection(HostOps, ProjectionOps):
         rows, groups, width = x.shape
         if not isinstance(weight, _Laid) or rows * weight.inputs * weight.outputs > FEW_PRODUCTS:
             return super().grouped_linear(x, weight)
-        x, y = self.wide_rows(self._rounded(x, weight)), torch.empty((rows, weight.outputs), dtype=self.wide)
+        x, y = self.wide_rows(self._rounded(x, weight)), self.empty(rows, weight.outputs)
         self.bodies.linear(
             *(rows, groups, width, weight.outputs // groups),
             *(x.data_ptr(), groups * width, weight.address, y.data_ptr()),

@@ -2,6 +2,16 @@
 
 #include "common.h"
 
+/* `few_dots` of a number of rows that the compiler does not know. */
+INLINE void dots_of(const REAL *key, const REAL *const *queries, long width, int few, REAL *dots)
+{
+    if (few == ROWS)
+        few_dots(key, queries, width, ROWS, dots);
+    else
+        for (int h = 0; h < few; h++)
+            dots[h] = dot(key, queries[h], width);
+}
+
 /* scores[row, i] = sum over heads of weight * max(query . key, 0) for the entries a row sees, -inf for others. */
 void index_scores(long rows, long heads, long width, long count, long ratio, const REAL *query, const REAL *weights,
                   const REAL *keys, const int64_t *slots, const int64_t *positions, REAL *scores)
@@ -13,9 +23,15 @@ void index_scores(long rows, long heads, long width, long count, long ratio, con
             if (i < (positions[row] + 1) / ratio && slot >= 0) {
                 const REAL *key = keys + slot * width;
                 sum = 0;
-                for (long head = 0; head < heads; head++) {
-                    REAL product = dot(query + (row * heads + head) * width, key, width);
-                    sum += weights[row * heads + head] * (product > 0 ? product : 0);
+                for (long head = 0; head < heads; head += ROWS) {
+                    int few = heads - head < ROWS ? (int)(heads - head) : ROWS;
+                    const REAL *queries[ROWS];
+                    REAL dots[ROWS];
+                    for (int h = 0; h < few; h++)
+                        queries[h] = query + (row * heads + head + h) * width;
+                    dots_of(key, queries, width, few, dots);
+                    for (int h = 0; h < few; h++)
+                        sum += weights[row * heads + head + h] * (dots[h] > 0 ? dots[h] : 0);
                 }
             }
             scores[row * count + i] = sum;
@@ -105,11 +121,7 @@ INLINE void few_scores(const REAL *const *queries, const REAL *const *keys, REAL
 {
     for (long i = 0; i < count; i++) {
         REAL dots[ROWS];
-        if (few == ROWS)
-            few_dots(keys[i], queries, width, ROWS, dots);
-        else
-            for (int h = 0; h < few; h++)
-                dots[h] = dot(keys[i], queries[h], width);
+        dots_of(keys[i], queries, width, few, dots);
         for (int h = 0; h < few; h++)
             scores[h * stride + i] = dots[h] * scale;
     }

@@ -16,6 +16,12 @@
 #define REAL float
 #endif
 
+/* For the preprocessor, which cannot compare types: 1 of float, 0 of double. */
+#define REAL_IS_float 1
+#define REAL_IS_double 0
+#define PASTE(a, b) a##b
+#define FLOAT(real) PASTE(REAL_IS_, real)
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef REAL vec __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
@@ -31,21 +37,41 @@ enum { LANES = 64 / sizeof(REAL), ROWS = 4, MOST_STREAMS = 8 };
 #endif
 
 /* A loop over a few rows, unrolled before anything else, so that each row's sums get registers of their own. */
-#define EACH_ROW(r) _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
+#define EACH_ROW(r) _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 
 INLINE vec load(const REAL *x) { return *(const vec *)x; }
 
 INLINE void store(REAL *x, vec value) { *(vec *)x = value; }
 
 /* Halves are added to one another: few steps, instead of one after the other for every lane. */
-INLINE REAL total(vec x)
+INLINE quarter_vec quarter(vec x)
 {
     union { vec whole; half_vec halves[2]; } a = {x};
     union { half_vec whole; quarter_vec halves[2]; } b = {a.halves[0] + a.halves[1]};
-    quarter_vec c = b.halves[0] + b.halves[1];
+    return b.halves[0] + b.halves[1];
+}
+
+INLINE REAL total(vec x)
+{
+    quarter_vec c = quarter(x);
     if (LANES == 8)
         return c[0] + c[1];
     return (c[0] + c[2 % (LANES / 4)]) + (c[1] + c[3 % (LANES / 4)]);
+}
+
+/* The totals of ROWS vectors, bit for bit those of `total`; four at once where they fill a vector. */
+INLINE void totals(const vec *x, REAL *out)
+{
+#if FLOAT(REAL) && __has_builtin(__builtin_shufflevector)
+    quarter_vec a = quarter(x[0]), b = quarter(x[1]), c = quarter(x[2]), d = quarter(x[3]);
+    a = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    c = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    a = __builtin_shufflevector(a, c, 0, 2, 4, 6) + __builtin_shufflevector(a, c, 1, 3, 5, 7);
+    memcpy(out, &a, sizeof a);
+#else
+    for (int r = 0; r < ROWS; r++)
+        out[r] = total(x[r]);
+#endif
 }
 
 /* One vector with `rows` (at most ROWS) others, read once for all of them; two sums side by side for each, so that they
@@ -62,11 +88,17 @@ INLINE void few_dots(const REAL *a, const REAL *const *x, long count, const int 
     for (; i + LANES <= count; i += LANES)
         EACH_ROW(r)
             sums[r][0] += load(a + i) * load(x[r] + i);
-    EACH_ROW(r) {
-        out[r] = total(sums[r][0] + sums[r][1]);
+    vec both[ROWS];
+    EACH_ROW(r)
+        both[r] = sums[r][0] + sums[r][1];
+    if (rows == ROWS)
+        totals(both, out);
+    else
+        EACH_ROW(r)
+            out[r] = total(both[r]);
+    EACH_ROW(r)
         for (long rest = i; rest < count; rest++)
             out[r] += a[rest] * x[r][rest];
-    }
 }
 
 INLINE REAL dot(const REAL *a, const REAL *b, long count)

@@ -6,8 +6,17 @@ void route(long rows, long D, long E, long k, long normalise, double factor, con
            const REAL *bias, long bias_stride, long given, int64_t *picks, REAL *weights, REAL *scores)
 {
     for (long row = 0; row < rows; row++, x += D, picks += k, weights += k) {
-        for (long e = 0; e < E; e++) {
-            REAL z = dot(x, gate + e * D, D);
+        long e = 0;
+        for (; e + ROWS <= E; e += ROWS) {
+            const REAL *gates[ROWS];
+            for (int r = 0; r < ROWS; r++)
+                gates[r] = gate + (e + r) * D;
+            few_dots(x, gates, D, ROWS, scores + e);
+        }
+        for (; e < E; e++)
+            scores[e] = dot(x, gate + e * D, D);
+        for (e = 0; e < E; e++) {
+            REAL z = scores[e];
             scores[e] = sqrt((z > 0 ? z : 0) + log1p(exp(z > 0 ? -z : z)));
             scores[E + e] = scores[e] + (bias ? bias[row * bias_stride + e] : 0);
         }
@@ -78,11 +87,11 @@ void experts(long rows, long D, long W, long E, long k, double limit, long bfloa
     for (long e = 0; e < E; e++) {
         long next = 0, last = rows * k;
         while (next < last) {
-            const REAL *in[ROWS], *given[ROWS];
-            REAL *hidden[ROWS], *part[ROWS];
-            long place[ROWS];
+            const REAL *in[TILE], *given[TILE];
+            REAL *hidden[TILE], *part[TILE];
+            long place[TILE];
             int count = 0;
-            for (; next < last && count < ROWS; next++)
+            for (; next < last && count < TILE; next++)
                 if (picks ? picks[next] == e : 1) {
                     place[count] = next;
                     in[count] = x + next / k * D;

@@ -5,14 +5,16 @@
 
 #include "common.h"
 
-/* `rows` (at most ROWS) inputs of K numbers times one weight [K, N], its rows `stride` apart; each number of it is read
+enum { TILE = 8 };
+
+/* `rows` (at most TILE) inputs of K numbers times one weight [K, N], its rows `stride` apart; each number of it is read
    once for all of them. */
 INLINE void few_products(const REAL *const *x, REAL *const *y, const REAL *weight, long stride, long K, long N,
                          const int rows)
 {
     long n = 0;
     for (; n + 2 * LANES <= N; n += 2 * LANES) {
-        vec sums[ROWS][2] = {0};
+        vec sums[TILE][2] = {0};
         for (long k = 0; k < K; k++) {
             vec left = load(weight + k * stride + n), right = load(weight + k * stride + n + LANES);
             KEEP(left);
@@ -34,16 +36,23 @@ INLINE void few_products(const REAL *const *x, REAL *const *y, const REAL *weigh
         }
 }
 
+#define PRODUCTS(count) \
+    case count: \
+        few_products(x, y, weight, stride, K, N, count); \
+        break
+
 INLINE void products(const REAL *const *x, REAL *const *y, const REAL *weight, long stride, long K, long N, int rows)
 {
-    if (rows == 4)
-        few_products(x, y, weight, stride, K, N, 4);
-    else if (rows == 3)
-        few_products(x, y, weight, stride, K, N, 3);
-    else if (rows == 2)
-        few_products(x, y, weight, stride, K, N, 2);
-    else if (rows == 1)
-        few_products(x, y, weight, stride, K, N, 1);
+    switch (rows) {
+        PRODUCTS(1);
+        PRODUCTS(2);
+        PRODUCTS(3);
+        PRODUCTS(4);
+        PRODUCTS(5);
+        PRODUCTS(6);
+        PRODUCTS(7);
+        PRODUCTS(8);
+    }
 }
 
 #endif

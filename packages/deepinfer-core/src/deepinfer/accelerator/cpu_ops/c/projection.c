@@ -4,11 +4,11 @@
 
 void linear(long rows, long groups, long K, long N, const REAL *x, long stride, const REAL *weight, REAL *y)
 {
-    for (long row = 0; row < rows; row += ROWS) {
-        int count = rows - row < ROWS ? (int)(rows - row) : ROWS;
+    for (long row = 0; row < rows; row += TILE) {
+        int count = rows - row < TILE ? (int)(rows - row) : TILE;
         for (long group = 0; group < groups; group++) {
-            const REAL *in[ROWS];
-            REAL *out[ROWS];
+            const REAL *in[TILE];
+            REAL *out[TILE];
             for (int r = 0; r < count; r++)
                 in[r] = x + (row + r) * stride + group * K, out[r] = y + ((row + r) * groups + group) * N;
             products(in, out, weight + group * N, groups * N, K, N, count);
