@@ -73,19 +73,21 @@ def test_greedy_texts_are_those_without_drafts(name: str, rule: str, opened: Cal
         assert 0 <= completion.drafts.accepted <= completion.drafts.verified <= completion.drafts.proposed
 
 
-def test_requests_that_cannot_draft_say_so_and_are_answered_all_the_same() -> None:
+def test_requests_with_rules_draft_too() -> None:
     choices = {"accelerator": "cpu", "dtype": "float64", "kv_cache_dtype": "model", "max_num_seqs": 4}
     plain, drafting = LLM("tiny", **choices), LLM("tiny", draft="on", **choices)
     params = [
         SamplingParams(max_tokens=20, ignore_eos=True),
-        SamplingParams(max_tokens=20, ignore_eos=True, frequency_penalty=0.5),
+        SamplingParams(max_tokens=20, ignore_eos=True, frequency_penalty=0.5, logprobs=2, logprobs_mode="processed"),
         SamplingParams(max_tokens=20, structured={"regex": "[a-f]{5,9}"}),
     ]
     expected = plain.generate(["one", "two", "three"], params)
     found = drafting.generate(["one", "two", "three"], params)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
-    assert [one.drafts.off is None for one in found if one.drafts] == [True, False, False]
-    assert [one.drafts.proposed > 0 for one in found if one.drafts] == [True, False, False]
+    reports = [one.drafts for one in found if one.drafts is not None]
+    # A random model's drafts hardly ever begin as the pattern does, and such a draft is not even judged.
+    assert [report.proposed > 0 for report in reports] == [True, True, True]
+    assert [report.verified > 0 for report in reports[:2]] == [True, True]
     assert all(one.drafts is None for one in expected)
 
 

@@ -33,9 +33,6 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 """A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, these two with `Request`'s `cache_salt` and
 `prefix_cache` where wanted."""
 
-NO_DRAFTS = "penalties, bias, banned tokens and constraints are worked out from one token to the next"
-"""Why a request gets no drafts from an engine that drafts."""
-
 CACHE_KEYS = {"cache_salt", "prefix_cache"}
 
 
@@ -259,7 +256,6 @@ class LLM:
         try:
             for index, prompt in enumerate(prompts):
                 call = _Call(index, self.config.replay_of(params[index]), self.drafts)
-                call.no_drafts = None if _may_draft(params[index]) else NO_DRAFTS
                 try:
                     call.prompt = self._token_ids(prompt)
                     salt, mode = _cache_choice(prompt)
@@ -339,7 +335,6 @@ class _Call:
     index: int
     decoder_replay: int | None
     drafts: bool = False
-    no_drafts: str | None = None
     prompt: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -369,7 +364,7 @@ class _Call:
                 logprobs=_joined(self.logprobs),
                 prompt_logprobs=_joined(self.prompt_logprobs),
                 decoder_replay=self.decoder_replay,
-                drafts=DraftReport.of(self.draft_steps, self.no_drafts) if self.drafts else None,
+                drafts=DraftReport.of(self.draft_steps) if self.drafts else None,
                 cache=progress.cache,
             )
         gained = progress.text, progress.token_ids, progress.logprobs, progress.finish_reason
@@ -389,10 +384,6 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _cache_choice(prompt: Prompt) -> tuple[Any, Any]:
     """What a prompt object says about the prefix cache; `Engine.add` checks it."""
     return (prompt.get("cache_salt"), prompt.get("prefix_cache")) if isinstance(prompt, Mapping) else (None, None)
-
-
-def _may_draft(params: SamplingParams) -> bool:
-    return not params.has_rules and params.structured is None
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

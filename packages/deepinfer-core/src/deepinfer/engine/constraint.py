@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -131,6 +131,28 @@ class Grammars:
         """Masks int32 [rows, W] of the next token: -1 for a row that nobody names. Valid until the next call."""
         words = self._words[:rows]
         words[:] = -1
+        self._write(self._words, matchings)
+        return words
+
+    def fill_along(self, matchings: Sequence[tuple[int, "Matching", Sequence[int]]], rows: int) -> Words:
+        """Masks int32 [rows, W] behind each output, and behind each draft after it, from the row that is named on.
+
+        Rows behind a draft that is not allowed keep -1, as those that nobody names: no text gets there.
+        """
+        words: Words = np.full((rows, self._words.shape[1]), -1, dtype=np.int32)
+        taken = [0] * len(matchings)
+        going = list(range(len(matchings)))
+        while going:
+            self._write(words, [(matchings[i][0] + taken[i], matchings[i][1]) for i in going])
+            going = [i for i in going if _goes_on(words, matchings[i], taken[i])]
+            for i in going:
+                taken[i] += 1
+        for (_, matching, _), count in zip(matchings, taken, strict=True):
+            matching.rollback(count)
+        return words
+
+    def _write(self, words: Words, matchings: Sequence[tuple[int, "Matching"]]) -> None:
+        """Write the masks of the next token into the rows that are named."""
         inside: list[Any] = []
         places: list[int] = []
         for place, matching in matchings:
@@ -140,8 +162,7 @@ class Grammars:
                 inside.append(matching.matcher)
                 places.append(place)
         if inside:
-            self._filler.batch_fill_next_token_bitmask(inside, torch.from_numpy(self._words), places)
-        return words
+            self._filler.batch_fill_next_token_bitmask(inside, torch.from_numpy(words), places)
 
     def is_end(self, words: Words) -> bool:
         """Whether a mask allows nothing but the end of the output."""
@@ -334,9 +355,28 @@ class Matching:
             self._before -= count - inside
             self._open = True
 
-    def fill(self, words: Words) -> None:
-        """Write the mask of the next token into one row [W], as the drafts of a sequence need it one by one."""
-        words[:] = self.grammars.fill([(0, self)], 1)[0]
+    def count_allowed(self, tokens: Iterable[int]) -> int:
+        """How many of `tokens` could come one behind the other from here; nothing changes."""
+        count = 0
+        for token in tokens:
+            if self.free is not None and not allows(self.free, token):
+                break
+            if not self.accept(token):
+                break
+            count += 1
+        self.rollback(count)
+        return count
+
+
+def allows(words: Words, token: int) -> bool:
+    """Whether a row of masks [W] allows `token`."""
+    return bool(int(words[token >> 5]) >> (token & 31) & 1)
+
+
+def _goes_on(words: Words, along: tuple[int, Matching, Sequence[int]], taken: int) -> bool:
+    """Whether an output goes on behind `taken` of its drafts with the next one, which it then has taken."""
+    place, matching, drafts = along
+    return taken < len(drafts) and allows(words[place + taken], drafts[taken]) and matching.accept(drafts[taken])
 
 
 def _text(name: str, value: object) -> str:

@@ -25,7 +25,6 @@ class DraftReport:
     proposed, verified, accepted   drafts drawn, judged by the model, and among those that were right
     survival    at place j: of the steps that verified draft j, the share in which drafts 0 .. j were all accepted
     predicted   accepted drafts a step that the drafter expected; realised: those that came
-    off         why the request gets no drafts; None = it may
     """
 
     steps: int = 0
@@ -35,10 +34,9 @@ class DraftReport:
     survival: tuple[float, ...] = ()
     predicted: float = 0.0
     realised: float = 0.0
-    off: str | None = None
 
     @classmethod
-    def of(cls, steps: Sequence[DraftStep | None], off: str | None = None) -> "DraftReport":
+    def of(cls, steps: Sequence[DraftStep | None]) -> "DraftReport":
         """Add up the steps of a request; None = a step that verified nothing."""
         drafted = [step for step in steps if step is not None]
         accepted = sum(step.accepted for step in drafted)
@@ -51,7 +49,6 @@ class DraftReport:
             survival=tuple(_survival(drafted)),
             predicted=sum(step.predicted for step in drafted) / each,
             realised=accepted / each,
-            off=off,
         )
 
     @property

@@ -48,7 +48,7 @@ class Judged:
     places [J]   theirs among the sequences that draw
     rows [J]     of the table
     counts [J]   drafts that were computed: a sequence has counts + 1 rows, which lie flat in what follows
-    logits [N, V]  of these rows
+    logits [N, V]  of these rows; `ruled` the same after penalties, bias, banned tokens and masks of each row
     tokens [N]   that plain decoding draws there, or the `laws` [N, V] that it draws from
     """
 
@@ -57,6 +57,7 @@ class Judged:
     rows: Integers
     counts: Integers
     logits: Tensor
+    ruled: Tensor
     tokens: Tensor | None
     laws: Tensor | None
 

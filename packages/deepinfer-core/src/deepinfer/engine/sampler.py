@@ -4,9 +4,11 @@ The arithmetic is `accelerator/ops/sampling.py`'s; what a token means for its re
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.accelerator.base import Event
@@ -20,6 +22,9 @@ from deepinfer.engine.request import Logprobs, TokenLogprobs
 from deepinfer.engine.sequence import NO_LOGPROBS, Integers, SequenceTable
 from deepinfer.engine.token_rules import RuledRow, gather
 from deepinfer.model.deepseek import ModelOutput
+
+if TYPE_CHECKING:
+    from deepinfer.engine.constraint import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class Sampler:
     def token_logprobs(self, logits: Tensor, row: int, first: int, tokens: Integers) -> Logprobs:
         """Wait for the log-probabilities of `tokens` [N], from position `first` on, of the sequence in table `row`.
 
-        logits [N, V] are the rows that gave them.
+        logits [N, V] are the rows that gave them: of the model, or where the sequence wants processed ones, ruled.
         """
         rows, count = np.full(len(tokens), row), int(self._table.logprobs[row])
         if self._table.processed[row]:
@@ -158,8 +163,12 @@ class Sampler:
             for place, one in enumerate(sequences)
             if one.rules is not None
         ]
-        if rules:
-            logits = self._ops.adjust(logits, TokenAdjustments(*self._transfer.to_device(gather(rules))))
+        return self.apply(logits, gather(rules) if rules else None, words)
+
+    def apply(self, logits: Tensor, entries: list[NDArray[Any]] | None, words: "Words | None") -> Tensor:
+        """Logits [R, V] after `entries`, columns of `TokenAdjustments`, and masks [R, W]; None = without."""
+        if entries is not None:
+            logits = self._ops.adjust(logits, TokenAdjustments(*self._transfer.to_device(entries)))
         if words is not None:
             bitmask = self._transfer.to_device([words.copy().view(np.int64)])[0].view(torch.int32)
             logits = self._ops.mask_tokens(logits, bitmask)

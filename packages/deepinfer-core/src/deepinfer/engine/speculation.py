@@ -16,6 +16,7 @@ from deepinfer.accelerator.ops.sampling import law_of
 from deepinfer.engine.config import DraftRule, EngineConfig
 from deepinfer.engine.draft_backbone import FeedingModel, StagesBackbone, Trial
 from deepinfer.engine.draft_report import DraftStep
+from deepinfer.engine.draft_rules import DraftRules
 from deepinfer.engine.drafter import Drafter, DrafterClass, DraftMode, DraftRows, DraftVerdict, Judged
 from deepinfer.engine.model_runner import Model, Transfer
 from deepinfer.engine.plan import Plan, Proposal, Sampled
@@ -62,6 +63,7 @@ class Speculation:
         self._table = table
         self._budget = budget
         self._known = np.full(len(table.sequences), -1, dtype=np.int64)
+        self._rules = DraftRules(sampler, table, reads_laws=drafter.needs_laws)
 
     @torch.inference_mode()
     def draw(self, output: ModelOutput, batch: Batch, plan: Plan) -> Flight:
@@ -106,11 +108,12 @@ class Speculation:
         if len(wanted) != logits.shape[0]:
             logits = logits.index_select(0, torch.from_numpy(wanted).to(logits.device))
         positions = table.lengths[owners] + offsets
+        ruled = self._rules.apply(logits, rows[places], counts)
         if self._drafter.needs_laws:
-            laws = law_of(logits, self._sampler.parameters(owners, positions))
-            return Judged(plain, places, rows[places], counts, logits, None, laws)
-        tokens = self._sampler.draw_rows(logits, owners, positions).masked_fill(_broken(logits), -1)
-        return Judged(plain, places, rows[places], counts, logits, tokens, None)
+            laws = law_of(ruled, self._sampler.parameters(owners, positions))
+            return Judged(plain, places, rows[places], counts, logits, ruled, None, laws)
+        tokens = self._sampler.draw_rows(ruled, owners, positions).masked_fill(_broken(logits), -1)
+        return Judged(plain, places, rows[places], counts, logits, ruled, tokens, None)
 
     def _verify(self, judged: Judged) -> DraftVerdict:
         drawn = None if judged.tokens is None else judged.tokens.cpu().numpy()
@@ -141,7 +144,8 @@ class Speculation:
         for i in np.flatnonzero(wanted != NO_LOGPROBS).tolist():
             place, start = int(judged.places[i]), int(starts[i])
             tokens = gains.token_ids[place, : gains.counts[place]]
-            row, logits = int(judged.rows[i]), judged.logits[start : start + len(tokens)]
+            row = int(judged.rows[i])
+            logits = (judged.ruled if self._table.processed[row] else judged.logits)[start : start + len(tokens)]
             # The step has been counted already, so the first of its tokens is the last that the table counts.
             found[row] = self._sampler.token_logprobs(logits, row, int(self._table.lengths[row]) - 1, tokens)
         return found
@@ -159,9 +163,8 @@ class Speculation:
         self._welcome(rows)
         # The table counts one token of this step; accepted drafts come on top.
         positions = table.lengths[rows] - 1 + gains.counts - 1
-        # Penalties, bias and whatever else is made of a request's own tokens on the host rule out drafts.
-        ends = np.where(table.host_bound[rows], 0, table.limits[rows])
-        limits = np.where(gains.last < 0, 0, np.minimum(self._drafter.width, ends - positions - 2)).clip(0)
+        most = np.minimum(self._drafter.width, table.limits[rows] - positions - 2)
+        limits = np.where(gains.last < 0, 0, most).clip(0)
         for i, row in enumerate(rows.tolist()):
             stop_ids = table[row].stop_ids
             if stop_ids and limits[i] and not stop_ids.isdisjoint(gains.token_ids[i, : gains.counts[i]].tolist()):
@@ -182,9 +185,12 @@ class Speculation:
         proposed = self._drafter.propose(asked, self._budget - len(plan.rows))
         if proposed is None:
             return None
-        # Without drafts a sequence is drawn for by the sampler, which knows the rules of its request.
-        drafting = limits > 0
-        return Proposal(rows[drafting], *(column[drafting] for column in proposed))
+        drafting = np.flatnonzero(limits > 0)
+        drafts, counts = (column[drafting] for column in proposed)
+        if table.host_bound[rows[drafting]].any():
+            gained = [gains.token_ids[i, : gains.counts[i]].tolist() for i in drafting.tolist()]
+            counts = self._rules.cut(rows[drafting], gained, drafts, counts)
+        return Proposal(rows[drafting], drafts, counts)
 
     def _welcome(self, rows: Integers) -> None:
         """Tell the drafter which rows have become another sequence's."""

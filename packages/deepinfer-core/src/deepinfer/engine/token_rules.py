@@ -19,6 +19,9 @@ MOST_PENALTY = 2.0
 
 _Numbers = NDArray[np.float64]
 
+Entries = tuple[NDArray[np.int64], _Numbers, _Numbers]
+"""(tokens, repetition, addend) [N]: what changes in one row of logits."""
+
 
 class TokenRules:
     """The rules of one request, up to date with the tokens it was last asked about.
@@ -55,15 +58,28 @@ class TokenRules:
                 place = self._place(token)
                 self._seen[place] = True
 
-    def entries(
-        self, generated: Sequence[int], *, ending: bool = False
-    ) -> tuple[NDArray[np.int64], _Numbers, _Numbers]:
-        """Return (tokens, repetition, addend) [N] for the token behind `generated`; no token comes twice.
+    def entries(self, generated: Sequence[int], *, ending: bool = False) -> Entries:
+        """Return the entries for the token behind `generated`; no token comes twice.
 
         The same list may have grown since the last call; another list may differ anywhere.  `ending` says that the
         output can only end now: then min_tokens does not hold it back.
         """
         self._follow(generated)
+        return self._entries(ending)
+
+    def entries_along(self, generated: Sequence[int], drafts: Sequence[int], endings: Sequence[bool]) -> list[Entries]:
+        """Return `entries` behind `generated` and behind each of `drafts` laid after it, an item for each ending."""
+        self._follow(generated)
+        found = [self._entries(endings[0])]
+        for token, ending in zip(drafts, endings[1:], strict=True):
+            self._history.append(token)
+            self._count(token, 1)
+            found.append(self._entries(ending))
+        for _ in drafts:
+            self._count(self._history.pop(), -1)
+        return found
+
+    def _entries(self, ending: bool) -> Entries:
         banned = [self._place(token) for token in self._banned(ending)]
         count = len(self._places)
         counts, seen = self._counts[:count], self._seen[:count]
@@ -139,9 +155,13 @@ class RuledRow:
 
 def gather(ruled: Sequence[RuledRow]) -> list[NDArray[Any]]:
     """Lay the entries of rows of logits behind one another, as columns of `TokenAdjustments`."""
-    entries = [one.rules.entries(one.generated, ending=one.ending) for one in ruled]
-    rows = np.repeat([one.place for one in ruled], [len(tokens) for tokens, _, _ in entries])
-    return [rows, *(np.concatenate(column) for column in zip(*entries, strict=True))]
+    return lay([(one.place, one.rules.entries(one.generated, ending=one.ending)) for one in ruled])
+
+
+def lay(found: Sequence[tuple[int, Entries]]) -> list[NDArray[Any]]:
+    """Lay the entries of rows of logits, each with the row's place, behind one another, as `gather` does."""
+    rows = np.repeat([place for place, _ in found], [len(entries[0]) for _, entries in found])
+    return [rows, *(np.concatenate(column) for column in zip(*(entries for _, entries in found), strict=True))]
 
 
 def _check_bias(bias: Mapping[int, float] | None, vocab_size: int) -> None:

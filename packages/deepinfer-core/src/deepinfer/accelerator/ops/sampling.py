@@ -108,11 +108,14 @@ class SamplingOps(OpsSettings):
 
 
 def law_of(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the laws [L, V] that `SamplingOps.sample` draws from, wide; a greedy row's is one-hot."""
-    is_greedy = (rows.temperature < GREEDY_TEMPERATURE).unsqueeze(1)
+    """Return the laws [L, V] that `SamplingOps.sample` draws from, wide; one-hot where a row can give one token only.
+
+    That is a greedy row, and one whose logits are all -inf.
+    """
+    certain = (rows.temperature < GREEDY_TEMPERATURE) | (logits.amax(-1) == -torch.inf)
     scaled = _shaped(logits, rows)
     best = torch.zeros_like(scaled).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
-    return torch.where(is_greedy, best, torch.softmax(scaled, -1))
+    return torch.where(certain.unsqueeze(1), best, torch.softmax(scaled, -1))
 
 
 def _shaped(logits: Tensor, rows: SamplingRows) -> Tensor:
