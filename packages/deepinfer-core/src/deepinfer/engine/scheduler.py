@@ -1,7 +1,7 @@
-"""Which sequences run in a step, with how many tokens and which blocks; owns the queues and each sequence's tokens.
+"""Which sequences run in a step, with how many tokens and which blocks; owns each running sequence's tokens.
 
-What a block holds is `KVCache`'s; how a plan becomes tensors is the `BatchBuilder`'s; whether a request is valid was
-settled by `Engine.add`.
+Who waits for a place is kept in `waiting.py`; what a block holds is `KVCache`'s; how a plan becomes tensors is the
+`BatchBuilder`'s; whether a request is valid was settled by `Engine.add`.
 """
 
 from collections import deque
@@ -16,13 +16,10 @@ from deepinfer.engine.plan import NOT_FINITE, Plan, Sampled
 from deepinfer.engine.prefix_cache import PrefixCache
 from deepinfer.engine.request import Progress
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for, ending_of, progress_of
-from deepinfer.engine.waiting import Deadlines, WaitingQueue
+from deepinfer.engine.waiting import Arrivals
 
 if TYPE_CHECKING:
     from deepinfer.engine.cache_tiers import CacheTiers
-
-GRAMMAR_WAIT_S = 0.02
-"""How long a step waits for a grammar when nothing else is to be done; what comes from other threads waits as long."""
 
 PROMPT_ROWS = 512
 """Most rows of a request in a step when the logits of all are wanted: a row is as long as the vocabulary."""
@@ -70,10 +67,8 @@ class Scheduler:
         # A block of drafts sees the whole window before it, a row of the model also itself.
         self._kept = window + 1 if self._drafts_ahead else window
         self._most_prefill = config.max_prefill_tokens_per_step
-        self._inbox: deque[Sequence | int] = deque()
-        self._waiting = WaitingQueue()
-        self._unready: list[Sequence] = []
-        self._deadlines = Deadlines()
+        self._arrivals = Arrivals()
+        self._waiting = self._arrivals.queue
         self._running: Integers = np.empty(0, dtype=np.int64)
         self._leaving: list[int] = []
         self._launched: deque[Plan] = deque()
@@ -83,16 +78,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        queued = self._inbox or self._unready or self._waiting or self._notices or self._launched or self._leaving
-        return bool(queued) or len(self._running) > 0
+        owed = self._arrivals or self._notices or self._launched or self._leaving
+        return bool(owed) or len(self._running) > 0
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence; from any thread."""
-        self._inbox.append(sequence)
+        self._arrivals.submit(sequence)
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence at the start of the next step; from any thread. One that has ended is left alone."""
-        self._inbox.append(sequence_id)
+        self._arrivals.submit(sequence_id)
 
     def schedule(self, now: float) -> Plan:
         """Choose what the next step computes, and reserve its blocks; `now` is the time of the engine's clock."""
@@ -203,11 +198,8 @@ class Scheduler:
         """End every request and begin with clean books, after an interrupt in the middle of a change."""
         told = "the engine was interrupted while it changed its books: send the request again"
         seated = [sequence for sequence in self._table.sequences if sequence is not None and not sequence.finished]
-        left = [*seated, *self._waiting, *self._unready]
+        left = [*seated, *self._arrivals.clear()]
         progress, self._notices = [*self._notices, *(ending_of(sequence, "abort", told) for sequence in left)], []
-        self._waiting.clear()
-        self._unready.clear()
-        self._deadlines = Deadlines()
         self._prompt_readers.clear()
         self._launched.clear()
         self._leaving.clear()
@@ -228,55 +220,14 @@ class Scheduler:
         self.windows.check(windows)
 
     def _receive(self, now: float) -> None:
-        """Take in what came from other threads, then end whose time is up."""
-        while self._inbox:
-            message = self._inbox.popleft()
-            if not isinstance(message, Sequence):
-                self._abort(message)
-                continue
-            if message.matching is None or message.matching.ready:
-                self._enqueue(message)
-            else:
-                self._unready.append(message)
-            if message.deadline is not None:
-                self._deadlines.add(message.deadline, message.id)
-        for late in self._deadlines.passed(now):
-            self._abort(late, "the request took longer than its timeout_s and ends with what it has")
-        if self._unready:
-            self._take_ready()
-
-    def _take_ready(self) -> None:
-        """Queue those whose grammar has come; wait for one only where there is nothing else to do."""
-        if not (self._waiting or self._notices or len(self._running)) and self._unready[0].matching is not None:
-            self._unready[0].matching.wait(GRAMMAR_WAIT_S)
-        unready, self._unready = self._unready, []
-        for sequence in unready:
-            if sequence.matching is None or sequence.matching.ready:
-                self._enqueue(sequence)
-            else:
-                self._unready.append(sequence)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its place, or end it where its grammar has failed."""
-        error = None if sequence.matching is None else sequence.matching.error
-        if error is None:
-            self._waiting.push(sequence)
-        else:
-            self._notices.append(ending_of(sequence, "error", error))
-
-    def _abort(self, sequence_id: int, error: str | None = None) -> None:
-        """End a sequence wherever it is: waiting, running, or in flight with its last token."""
-        waiting = self._waiting.remove(sequence_id)
-        for unready in [one for one in self._unready if one.id == sequence_id]:
-            self._unready.remove(unready)
-            waiting = unready
-        if waiting is not None:
-            self._notices.append(ending_of(waiting, "abort", error))
-            return
-        for row, sequence in enumerate(self._table.sequences):
-            if sequence is not None and sequence.id == sequence_id and not sequence.finished:
-                self._notices.append(ending_of(sequence, "abort", error))
-                self._leave([row])
+        """Take in what came from other threads, and end who is aborted or out of time, also in flight."""
+        told, gone = self._arrivals.receive(now, idle=not (self._notices or len(self._running)))
+        self._notices += told
+        for sequence_id, error in gone:
+            for row, sequence in enumerate(self._table.sequences):
+                if sequence is not None and sequence.id == sequence_id and not sequence.finished:
+                    self._notices.append(ending_of(sequence, "abort", error))
+                    self._leave([row])
 
     def _mixed(self, *, admit: bool = True) -> Plan:
         """The plan of a step in which not every sequence just decodes; who has just lost its place is not admitted."""
