@@ -66,6 +66,7 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_prefill_tokens_per_step: int | None = None,
         overlap: bool = True,
+        graphs: bool = True,
         memory_fraction: float | None = None,
         draft: DraftChoice = "off",
         draft_rule: DraftRule = "match",

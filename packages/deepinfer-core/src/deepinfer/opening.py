@@ -48,7 +48,11 @@ def resolve_options(
     config = checkpoint.config
     precision = resolve_precision(dtype, kv_cache_dtype, config, checkpoint.read("embed.weight").dtype)
     memory = _cache_memory(options.memory_fraction, checkpoint, accelerator)
-    options = replace(options, overlap=options.overlap and not accelerator.synchronous)
+    options = replace(
+        options,
+        overlap=options.overlap and not accelerator.synchronous,
+        graphs=options.graphs and accelerator.graphs,
+    )
     resolved = resolve(options, config, precision, cache_layout(config, precision), memory)
     # Only files outlive the weights that they were computed from.
     return resolved if resolved.prefix_cache_dir is None else replace(resolved, weights_id=checkpoint.identity())

@@ -30,6 +30,7 @@ class NvidiaAccelerator(Accelerator):
 
     name = "nvidia"
     deterministic = True
+    graphs = True
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -89,6 +90,7 @@ class NvidiaAccelerator(Accelerator):
             run()
         torch.cuda.current_stream(self.device).wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs):
+        # Other threads may allocate meanwhile: the writer of the disk tier does.
+        with torch.cuda.graph(graph, pool=self._graphs, capture_error_mode="thread_local"):
             run()
         return graph.replay

@@ -59,7 +59,8 @@ class Accelerator(ABC):
 
     `deterministic`: `deterministic_ops` has what it promises.  `is_reference`: the definition of an op is this device's
     own body of it, not a way out.  `synchronous`: an op has finished when it returns, so that nothing runs while the
-    host prepares the next step.  Work of one stream is done in the order in which it was given.
+    host prepares the next step.  `graphs`: `capture` records.  Work of one stream is done in the order in which it was
+    given.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Accelerator(ABC):
     deterministic: bool = False
     is_reference: bool = False
     synchronous: bool = False
+    graphs: bool = False
 
     def description(self) -> str:
         """Say in one line which device this is, with the versions of its driver and libraries."""
@@ -112,5 +114,10 @@ class Accelerator(ABC):
         """Return a new event of the current stream."""
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
-        """Record `run` as a graph and return its replay; None where the device has no graphs."""
+        """Record `run` as a graph and return its replay; None where the device has no graphs.
+
+        `run` is called before it is recorded, so that libraries make what they need; what it does must not depend on
+        anything that the host would have to ask the device.  Raises what the device raises for a step that cannot be
+        recorded; the device goes on working.
+        """
         return None

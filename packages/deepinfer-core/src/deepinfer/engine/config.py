@@ -46,6 +46,7 @@ class EngineConfig:
     window_blocks: int
     seed: int
     deterministic: bool = False
+    graphs: bool = False
     prefix_cache: CacheMode = "off"
     snapshots: int = 0
     prefix_cache_host_bytes: int = 0

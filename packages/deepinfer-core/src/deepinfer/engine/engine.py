@@ -22,6 +22,7 @@ from deepinfer.engine.cache_tiers import open_tiers
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.constraint import Grammars, Matching
 from deepinfer.engine.detokenizer import Detokenizer, TextStream
+from deepinfer.engine.graph_runner import record_graphs
 from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
 from deepinfer.engine.plan import Plan
 from deepinfer.engine.prefix_cache import PrefixCache
@@ -56,6 +57,7 @@ class Engine:
     """
 
     _grammars: Grammars | None = None
+    _ahead: Flight | _Failed | None = None
 
     def __init__(  # noqa: PLR0913 - the constructor of the room, called in one place
         self,
@@ -85,6 +87,7 @@ class Engine:
         transfer = Transfer(accelerator)
         self.builder = BatchBuilder(model_config, table, transfer)
         self.sampler: Sampler | Speculation = Sampler(ops, table, transfer)
+        model = record_graphs(model, model_config, config, cache, accelerator, drafts)
         if drafting is not None:
             parts = Parts(model, model_config, config, table, cache, transfer, self.sampler)
             model, self.sampler = drafting.join(parts)
@@ -95,7 +98,6 @@ class Engine:
         self._clock = clock
         self.drafts = drafting is not None
         self._overlap = config.overlap and not self.drafts
-        self._ahead: Flight | _Failed | None = None
         self._settled = True
 
     def sibling(self, config: EngineConfig) -> "Engine":

@@ -43,6 +43,8 @@ class EngineOptions:
                             the gap between tokens; None = what the budget leaves
     overlap                 the host prepares a step while the device runs the one before; no gain, and off, where the
                             device is the host
+    graphs                  replay steps of few rows from recorded graphs, where the device has them; off with
+                            `deterministic`
     memory_fraction         share of free memory that weights and cache may take, the rest is for activations;
                             None = 0.9, and of host memory 64 MiB of entries unless the longest sequence needs more
     draft                   "off", "on" (whole blocks in every step), or "auto": as many drafts as pay
@@ -64,6 +66,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_prefill_tokens_per_step: int | None = None
     overlap: bool = True
+    graphs: bool = True
     memory_fraction: float | None = None
     draft: DraftChoice = "off"
     draft_rule: DraftRule = "match"
@@ -124,16 +127,16 @@ def check_options(options: EngineOptions, model: ModelConfig | None = None) -> N
         if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             raise ConfigError(f"{name} must be an integer, {limits}, got {value!r}")
-    if not isinstance(options.overlap, bool):
-        raise ConfigError(f"overlap must be True or False, got {options.overlap!r}")
     for name, choice, choices in (
         ("draft", options.draft, get_args(DraftChoice)),
         ("draft_rule", options.draft_rule, get_args(DraftRule)),
     ):
         if choice not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {choice!r}")
-    if not isinstance(options.deterministic, bool):
-        raise ConfigError(f"deterministic must be True or False, got {options.deterministic!r}")
+    switches = {"overlap": options.overlap, "graphs": options.graphs, "deterministic": options.deterministic}
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise ConfigError(f"{name} must be True or False, got {switch!r}")
     if options.deterministic and options.draft != "off" and options.draft_rule in ("chain", "block"):
         raise ConfigError(
             f'draft_rule must be "match" or "greedy" with deterministic=True, got {options.draft_rule!r}: with that '
@@ -199,6 +202,7 @@ def resolve(
         window_blocks=windows + snapshots,
         seed=options.seed,
         deterministic=options.deterministic,
+        graphs=options.graphs and not options.deterministic,
         prefix_cache=options.prefix_cache,
         snapshots=snapshots,
         prefix_cache_host_bytes=options.prefix_cache_host_bytes,
