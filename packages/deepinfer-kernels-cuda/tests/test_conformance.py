@@ -33,6 +33,7 @@ SLOW = (
     "write_window-tiny-turned-bfloat16",
     "attention-tiny-mixed",
     *(f"attention-tiny-decode-ratio{r}" for r in (1, 4)),
+    *(f"attention-tiny-resumed-ratio{r}" for r in (0, 1, 4, 128)),
 )
 """Cases that take the interpreter minutes and show what the others of their op show."""
 SMALL = [case for case in cases([TINY]) if not str(case).startswith(SLOW)]

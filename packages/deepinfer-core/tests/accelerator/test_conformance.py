@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.accelerator.batch import Groups
 from deepinfer.accelerator.conformance import TINY, Case, ConformanceError, cases
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
@@ -42,6 +43,7 @@ def test_the_cpu_conforms(case: Case) -> None:
 
 
 def test_every_op_has_cases_in_both_precisions() -> None:
+    assert MISTAKES.keys() >= {op.__name__ for op in OPS}
     covered = {(case.op.__name__, case.precision.dtype) for case in SMALL}
     assert covered >= {(op.__name__, dtype) for op in OPS for dtype in (torch.bfloat16, torch.float32)}
     assert len({str(case) for case in cases()}) == len(cases())
@@ -130,6 +132,10 @@ MISTAKES = {
     "rms_norm": given("rms_norm", replaced(2, lambda eps: eps * 0 + 1e-2)),
     "write_window": given("write_window", replaced(2, lambda eps: eps + 1e-2)),
     "write_entries": given("write_entries", replaced(0, lambda latents: latents.roll(1, 0))),
+    "copy_records": given("copy_records", replaced(3, lambda count: count - 1)),
+    "unpack_records": changed("pack_records", lambda data: data * (torch.arange(len(data)) > 0)),
+    "copy_state": given("copy_state", replaced(2, lambda target: target - 1)),
+    "unpack_state": changed("pack_state", lambda data: data.roll(4)),
     "compress": given("compress", replaced(1, lambda scores: None if scores is None else scores * 0.99)),
     "rotate_queries": changed("rotate_queries", scale_last(1.02)),
     "attention": given("attention", replaced(2, lambda sink: sink + 0.3)),
@@ -155,7 +161,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("op", [op.__name__ for op in OPS])
+@pytest.mark.parametrize("op", list(MISTAKES))
 def test_a_mistake_in_any_op_is_found(op: str) -> None:
     assert findings(MISTAKES[op], op)
 
@@ -163,6 +169,26 @@ def test_a_mistake_in_any_op_is_found(op: str) -> None:
 def test_a_dropped_window_key_is_found() -> None:
     """The decoder half must not see keys before its start."""
     assert findings(given("attention", replaced(1, lambda keys: replace(keys, decoder=False))), "attention")
+
+
+def test_a_window_before_the_place_of_resumption_is_found() -> None:
+    assert findings(given("prepare", replaced(0, lambda batch: replace(batch, window_starts=None))), "attention")
+
+
+@pytest.mark.parametrize("op", ["compress", "write_entries"])
+def test_an_entry_that_is_written_again_is_found(op: str) -> None:
+    """As if every row that ends a group formed an entry, whatever the batch says."""
+
+    def all_groups(batch: Any) -> Any:
+        def every(ratio: int, groups: Groups) -> Groups:
+            rows = torch.nonzero((batch.positions + 1) % ratio == 0).flatten()
+            entries, each = batch.positions[rows] // ratio, 128 // ratio
+            slots = batch.block_tables[batch.sequences[rows], entries // each] * each + entries % each
+            return Groups(torch.cat((rows, groups.rows[-1:])), torch.cat((slots, groups.slots[-1:])))
+
+        return replace(batch, groups={ratio: every(ratio, groups) for ratio, groups in batch.groups.items()})
+
+    assert findings(given("prepare", replaced(0, all_groups)), op)
 
 
 def test_a_causal_draft_block_is_found() -> None:

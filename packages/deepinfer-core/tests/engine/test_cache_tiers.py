@@ -33,7 +33,7 @@ def test_a_piece_that_is_unpacked_is_what_was_packed(family: str, precision: Pre
     ops = CpuAccelerator().ops(precision)
     config = small_config(family)
     caches = [KVCache(config, ops, precision, blocks=3, window_blocks=3, states=2, snapshots=3) for _ in range(2)]
-    first, second = (CachePieces(cache, ops.device) for cache in caches)
+    first, second = (CachePieces(cache, ops) for cache in caches)
     for part in PARTS:
         size = first.size(part)
         data = torch.from_numpy(np.random.default_rng(len(part)).integers(0, 100, size, dtype=np.uint8))

@@ -81,9 +81,7 @@ class Engine:
             prefixes = PrefixCache(config, model_config, cache, _layout(config, cache, ops))
         self.scheduler = Scheduler(config, model_config.window, table, prefixes)
         if prefixes is not None and (config.prefix_cache_host_bytes or config.prefix_cache_dir is not None):
-            self.scheduler.tiers = open_tiers(
-                config, prefixes, CachePieces(cache, ops.device), _layout(config, cache, ops)
-            )
+            self.scheduler.tiers = open_tiers(config, prefixes, CachePieces(cache, ops), _layout(config, cache, ops))
         transfer = Transfer(accelerator)
         self.builder = BatchBuilder(model_config, table, transfer)
         self.sampler: Sampler | Speculation = Sampler(ops, table, transfer)

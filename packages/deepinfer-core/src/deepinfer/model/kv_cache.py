@@ -72,8 +72,7 @@ class KVCache:
         stages = config.draft.stages if config.draft else 0
         self._stages = [LayerCache(self._records(formats.window, window_slots, config.head_dim)) for _ in range(stages)]
         kept = [cache for layer, cache in zip(config.layers, self._layers, strict=True) if layer.ratio == OVERLAPPING]
-        views = [view for cache in kept for view in (cache.tail, cache.index_tail) if view is not None]
-        self.kept_tails = [tensor for view in views for tensor in (view.scores, view.values)]
+        self.kept_tails = [view for cache in kept for view in (cache.tail, cache.index_tail) if view is not None]
 
     def layer(self, index: int) -> LayerCache:
         """The views of layer `index`."""
@@ -90,17 +89,17 @@ class KVCache:
                 each = BLOCK_TOKENS // layer.ratio
                 for view in (cache.entries, cache.index_keys):
                     if view is not None:
-                        view.data[target * each :][:each] = view.data[source * each :][:each]
+                        self._ops.copy_records(view, source * each, target * each, each)
 
     def save_tail(self, state: int, snapshot: int) -> None:
         """Keep what the compressors with overlapping groups remember of a sequence."""
-        for tensor in self.kept_tails:
-            tensor[self.states + snapshot] = tensor[state]
+        for tail in self.kept_tails:
+            self._ops.copy_state(tail, state, self.states + snapshot)
 
     def load_tail(self, snapshot: int, state: int) -> None:
         """Give a sequence what `save_tail` kept."""
-        for tensor in self.kept_tails:
-            tensor[state] = tensor[self.states + snapshot]
+        for tail in self.kept_tails:
+            self._ops.copy_state(tail, self.states + snapshot, state)
 
     def _records(self, format: RecordFormat, slots: int, width: int) -> RecordView:
         rope = self.config.rope.dim

@@ -13,6 +13,7 @@ How far a result may be off is derived from the number formats (`case.py`), or n
 from collections.abc import Sequence
 
 from deepinfer.accelerator.conformance.attention import attention_cases
+from deepinfer.accelerator.conformance.cache_moves import move_cases
 from deepinfer.accelerator.conformance.case import Case, ConformanceError, Finding
 from deepinfer.accelerator.conformance.experts import expert_cases
 from deepinfer.accelerator.conformance.inputs import ALL_SHAPES, TINY, Shapes
@@ -45,6 +46,7 @@ def cases(shapes: Sequence[Shapes] = ALL_SHAPES) -> list[Case]:
     return [
         *projection_cases(shapes),
         *cache_cases(shapes),
+        *move_cases(shapes),
         *attention_cases(shapes),
         *mixing_cases(shapes),
         *expert_cases(shapes),

@@ -18,6 +18,7 @@ from deepinfer.accelerator.conformance.inputs import (
     DECODE,
     DRAFT,
     MIXED,
+    RESUMED,
     SPANS,
     Draw,
     Shapes,
@@ -41,7 +42,7 @@ def attention_cases(sizes: Sequence[Shapes]) -> list[Case]:
         for shapes in distinct(sizes):
             rotation = functools.partial(_rotate, shapes)
             cases.append(Case(Ops.rotate_queries, f"{shapes.name}-{label}", precision, rotation))
-            for step, ratio in [(DRAFT, 0), *itertools.product((MIXED, DECODE), (0, 1, 2, 4, 128))]:
+            for step, ratio in [(DRAFT, 0), *itertools.product((MIXED, DECODE, RESUMED), (0, 1, 2, 4, 128))]:
                 run = functools.partial(_attention, shapes, step, ratio)
                 cases.append(Case(Ops.attention, f"{shapes.name}-{step.name}-ratio{ratio}-{label}", precision, run))
             for ratio in (1, 2, 4):

@@ -91,11 +91,16 @@ class Draw:
 
 @dataclass(frozen=True)
 class Span:
-    """Rows start .. end - 1 of a sequence in one step; its decoder half begins at `decoder_start`."""
+    """Rows start .. end - 1 of a sequence in one step; its decoder half begins at `decoder_start`.
+
+    Its rows see no window before `window_start`, and entries of tokens before `written` are there already.
+    """
 
     start: int
     end: int
     decoder_start: int = 0
+    window_start: int = 0
+    written: int = 0
 
 
 SPANS = (Span(0, 9), Span(300, 301), Span(120, 141, 130))
@@ -107,6 +112,9 @@ NEXT_SPANS = tuple(Span(span.end, span.end + 1, span.decoder_start) for span in 
 VERIFY_SPANS = tuple(Span(span.end + 1, span.end + 7, span.decoder_start) for span in SPANS)
 RETAKEN_SPANS = tuple(Span(span.end + 3, span.end + 9, span.decoder_start) for span in SPANS)
 """The steps after `NEXT_SPANS`: six rows verify drafts, only two are kept, and the next step takes the rest again."""
+
+RESUMED_SPANS = (Span(0, 9), Span(300, 301, 0, 290), Span(120, 141, 130, 122, 136))
+"""Sequences that go on from found text: no window before the place where they resumed, the first groups left out."""
 
 DRAFT_BLOCK = 5
 DRAFT_SPANS = (Span(9, 14), Span(300, 305), Span(126, 131))
@@ -123,11 +131,12 @@ class Step:
 
 
 MIXED, DECODE, DRAFT = Step("mixed", SPANS), Step("decode", NEXT_SPANS), Step("draft", DRAFT_SPANS, DRAFT_BLOCK)
+RESUMED = Step("resumed", RESUMED_SPANS)
 
 
 def past(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the step that wrote everything before `spans`, of sequences in the same order."""
-    return tuple(Span(0, span.start, span.decoder_start) for span in spans)
+    """Return the step that wrote everything that `spans` find, of sequences in the same order."""
+    return tuple(Span(0, max(span.start, span.written), span.decoder_start) for span in spans)
 
 
 def ropes(ops: Ops, dim: int) -> tuple[Rope, Rope]:
@@ -147,10 +156,13 @@ def batch_of(ops: Ops, spans: Sequence[Span], ratios: Sequence[int] = ()) -> Bat
     tables = block_tables(len(spans))[kept]
     draw = Draw(1)
     history = torch.where(torch.arange(3) < positions.unsqueeze(1), draw.integers(100, len(positions), 3), -1)
+    written = torch.tensor([span.written for span in present])
+    window_starts = torch.tensor([span.window_start for span in present])
     device = ops.device
 
     def groups(ratio: int) -> Groups:
-        rows, slots = _groups(positions, sequences, tables, ratio)
+        ends = ((positions + 1) % ratio == 0) & (positions >= written[sequences])
+        rows, slots = _groups(torch.nonzero(ends).flatten(), positions, sequences, tables, ratio)
         return Groups(rows.to(device), slots.to(device))
 
     return Batch(
@@ -169,6 +181,7 @@ def batch_of(ops: Ops, spans: Sequence[Span], ratios: Sequence[int] = ()) -> Bat
         groups={ratio: groups(ratio) for ratio in ratios},
         logit_rows=torch.arange(len(positions), device=device),
         max_context=max(span.end for span in present) + 5,
+        window_starts=window_starts.to(device) if window_starts.any() else None,
     )
 
 
@@ -181,9 +194,8 @@ def block_tables(sequences: int) -> Tensor:
     return Draw(0).permutation(sequences * BLOCKS_EACH).view(sequences, BLOCKS_EACH)
 
 
-def _groups(positions: Tensor, sequences: Tensor, tables: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
+def _groups(rows: Tensor, positions: Tensor, sequences: Tensor, tables: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
     """Rows that end a group and their slots, and one row of padding."""
-    rows = torch.nonzero((positions + 1) % ratio == 0).flatten()
     entries = positions[rows] // ratio
     each = BLOCK_TOKENS // ratio
     slots = tables[sequences[rows], entries // each] * each + entries % each

@@ -277,6 +277,36 @@ class PagedCacheOps(ProjectionOps):
         tail.scores[table.states, table.places] = scores
         return self.narrow(pooled)
 
+    def copy_records(self, view: RecordView, source: int, target: int, count: int) -> None:
+        """Copy `count` records, whole blocks, from slot `source` on to slot `target` on; the two do not overlap."""
+        view.data[target : target + count] = view.data[source : source + count]
+
+    def pack_records(self, view: RecordView, first: int, count: int) -> Tensor:
+        """Return `count` records, whole blocks, from slot `first` on as bytes: uint8, on the device.
+
+        `unpack_records` takes them back, in any engine whose `CacheLayout.fingerprint` and device are the same.
+        """
+        return view.data[first : first + count].reshape(-1).view(torch.uint8)
+
+    def unpack_records(self, view: RecordView, first: int, count: int, data: Tensor) -> None:
+        """Write what `pack_records` returned for as many records, from slot `first` on."""
+        place = view.data[first : first + count]
+        place.copy_(data.view(place.dtype).view(place.shape))
+
+    def copy_state(self, tail: TailView, source: int, target: int) -> None:
+        """Copy what a compressor remembers of one sequence (or a snapshot) to another state."""
+        for memory in (tail.scores, tail.values):
+            memory[target] = memory[source]
+
+    def pack_state(self, tail: TailView, state: int) -> Tensor:
+        """Return what a compressor remembers in one state as bytes: uint8, on the device."""
+        return torch.cat([memory[state].reshape(-1).view(torch.uint8) for memory in (tail.scores, tail.values)])
+
+    def unpack_state(self, tail: TailView, state: int, data: Tensor) -> None:
+        """Write what `pack_state` returned."""
+        for memory, piece in zip((tail.scores, tail.values), data.chunk(2), strict=True):
+            memory[state] = piece.view(memory.dtype).view(memory[state].shape)
+
     def _tail_table(self, batch: Batch, ratio: int) -> TailTable:
         groups = batch.groups[ratio]
         span, ring = tail_tokens(ratio), tail_ring(ratio)
