@@ -1,4 +1,4 @@
-"""The command line: generate, bench, accelerators, doctor, verify-determinism, plan, tiny.
+"""The command line: generate, bench, accelerators, doctor, warm, verify-determinism, plan, tiny.
 
 Each command says what it needs and hands over; torch is imported only by those that compute.
 """
@@ -305,6 +305,29 @@ def doctor(
         click.echo(json.dumps(diagnosis.as_dict(), indent=1) if as_json else render(diagnosis))
         if not diagnosis.healthy:
             raise Exit(1)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  deepinfer warm
+  deepinfer warm --accelerator nvidia
+
+An accelerator compiles a kernel when it is first needed. This compiles all of them ahead, on all cores, and keeps them
+for later processes: for an image of a container, or before a first request is timed.""",
+)
+@_accelerator
+@_debug
+@click.pass_obj
+def warm(environment: Environment, /, *, accelerator: str | None, debug: bool) -> None:
+    """Compile the accelerator's kernels now and keep them."""
+    with reported(debug=debug):
+        from deepinfer.accelerator.registry import open_accelerator
+
+        opened = open_accelerator(accelerator or environment.accelerator)
+        begin = time.perf_counter()
+        count = opened.warm()
+        click.echo(f"{opened.name}: {count} kernels compiled and kept, {time.perf_counter() - begin:.1f} s")
 
 
 @app.command(

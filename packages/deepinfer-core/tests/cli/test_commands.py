@@ -1,6 +1,7 @@
 """The commands: what they print, what they refuse, how they end."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,12 @@ def test_doctor_names_the_implementation_of_each_op() -> None:
         "accelerator",
     }
     assert all(report["reason"] for report in told["ops"] if report["implementation"] == "reference")
+
+
+def test_warm_says_what_it_compiled() -> None:
+    result = run("warm", "--accelerator", "cpu")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"cpu: [02] kernels compiled and kept, \d+\.\d s\n", result.stdout)
 
 
 def test_doctor_tells_what_is_wrong(site: Any) -> None:

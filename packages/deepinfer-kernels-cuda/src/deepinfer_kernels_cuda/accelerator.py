@@ -16,6 +16,7 @@ from deepinfer.accelerator.parameters import Precision
 from deepinfer.accelerator.tiled_ops import TiledOps
 from deepinfer.errors import AcceleratorError
 from deepinfer_kernels_cuda.ops import NvidiaOps
+from deepinfer_kernels_cuda.warm import compile_all
 
 
 class TiledNvidiaOps(TiledOps):
@@ -81,6 +82,11 @@ class NvidiaAccelerator(Accelerator):
     @override
     def event(self) -> Event:
         return torch.cuda.Event()
+
+    @override
+    def warm(self) -> int:
+        """Compile the kernels of the released models' shapes on all cores, into Triton's cache."""
+        return compile_all(torch.cuda.get_device_capability(self.device))
 
     @override
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:

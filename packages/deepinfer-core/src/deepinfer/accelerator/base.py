@@ -113,6 +113,10 @@ class Accelerator(ABC):
     def event(self) -> Event:
         """Return a new event of the current stream."""
 
+    def warm(self) -> int:
+        """Compile everything that ops need and keep it for later processes; return how many kernels that is."""
+        return 0
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """Record `run` as a graph and return its replay; None where the device has no graphs.
 
