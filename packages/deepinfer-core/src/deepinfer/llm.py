@@ -17,6 +17,7 @@ from deepinfer.accelerator.registry import open_accelerator
 from deepinfer.engine.config import DraftChoice, DraftRule
 from deepinfer.engine.draft_report import DraftReport, DraftStep
 from deepinfer.engine.options import CacheChoice, DtypeChoice, EngineOptions
+from deepinfer.engine.pins import Pin
 from deepinfer.engine.request import CacheMode, Completion, Increment, Logprobs, Progress, Request, SamplingParams
 from deepinfer.errors import RequestError
 from deepinfer.installation import check_recipe
@@ -220,6 +221,27 @@ class LLM:
         steps = self.generate(ids, params, stream=True, priority=priority, timeout_s=timeout_s)
         answer: ChatStream = self._chat_module().ChatStream(steps, chat_format.parser(prompt))
         return answer if stream else answer.read().message
+
+    def pin(self, prompt: Prompt) -> Pin:
+        """Keep what the prefix cache has of a prompt on the device until `unpin`, whatever else needs room.
+
+        The prompt runs first, as a request of one token, so that all of it is there.  Later requests with the same
+        first tokens and `cache_salt` go on from it.  Raises RequestError for a prompt that cannot run or has no whole
+        block of 128 tokens, without a prefix cache, and where too little would be left for the longest sequence.
+        """
+        if self.engine.pins is None:
+            raise RequestError('nothing can be pinned: this engine has prefix_cache="off"')
+        done = self.generate([prompt], SamplingParams(max_tokens=1, temperature=0))[0]
+        if done.finish_reason in ("error", "abort"):
+            raise RequestError(f"the prompt cannot be pinned: {done.error}")
+        request = Request(done.prompt_token_ids, SamplingParams(), (), 0, 0, None, *_cache_choice(prompt))
+        return self.engine.pins.add(request, done.decoder_replay)
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go of a pinned prompt: it stays cached while nothing else needs the room. RequestError for no pin."""
+        if self.engine.pins is None or not isinstance(pin, Pin):
+            raise RequestError(f"unpin takes what `pin` returned, got {pin!r}")
+        self.engine.pins.remove(pin)
 
     def observe(self, trace: str | Path | None = None) -> "Observer":
         """Count from now on what `metrics` tells; with `trace`, write a timeline in Chrome's format to that file.

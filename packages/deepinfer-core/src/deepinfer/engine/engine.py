@@ -17,25 +17,21 @@ from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.sampling import derive_seed
 from deepinfer.engine.batch_builder import Ahead, BatchBuilder
-from deepinfer.engine.block_pool import content_key
-from deepinfer.engine.cache_tiers import open_tiers
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.constraint import Grammars, Matching
 from deepinfer.engine.detokenizer import Detokenizer, TextStream
 from deepinfer.engine.graph_runner import record_graphs
+from deepinfer.engine.memory import reserve
 from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
 from deepinfer.engine.plan import Plan
-from deepinfer.engine.prefix_cache import PrefixCache
 from deepinfer.engine.request import CacheMode, Progress, Request, SamplingParams
 from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
-from deepinfer.engine.sequence import Integers, Sequence, SequenceTable, blocks_for
+from deepinfer.engine.sequence import Integers, Sequence
 from deepinfer.engine.speculation import Drafting, Parts, Speculation
 from deepinfer.engine.token_rules import make_rules
 from deepinfer.errors import RequestError
-from deepinfer.model.cache_pieces import CachePieces
 from deepinfer.model.config import ModelConfig
-from deepinfer.model.kv_cache import KVCache
 
 _log = logging.getLogger(__name__)
 
@@ -74,14 +70,11 @@ class Engine:
         self.config, self.model_config = config, model_config
         self._parts = (model, ops, accelerator, tokenizer)
         drafts = 0 if drafting is None else drafting.stages.draft.block_size
-        self.table = table = _table(config, model_config, drafts)
-        cache = _reserve(config, model_config, ops)
-        prefixes = None
-        if config.prefix_cache != "off":
-            prefixes = PrefixCache(config, model_config, cache, _layout(config, cache, ops))
-        self.scheduler = Scheduler(config, model_config.window, table, prefixes)
-        if prefixes is not None and (config.prefix_cache_host_bytes or config.prefix_cache_dir is not None):
-            self.scheduler.tiers = open_tiers(config, prefixes, CachePieces(cache, ops), _layout(config, cache, ops))
+        memory = reserve(config, model_config, ops, drafts)
+        self.table, self.pins = memory.table, memory.pins
+        cache, table = memory.cache, memory.table
+        self.scheduler = Scheduler(config, model_config.window, table, memory.prefixes)
+        self.scheduler.tiers = memory.tiers
         transfer = Transfer(accelerator)
         self.builder = BatchBuilder(model_config, table, transfer)
         self.sampler: Sampler | Speculation = Sampler(ops, table, transfer)
@@ -279,33 +272,3 @@ class Engine:
                 "send text only"
             )
         return prompt.astype(np.int64)
-
-
-def _table(config: EngineConfig, model: ModelConfig, drafts: int) -> SequenceTable:
-    return SequenceTable(
-        config.max_num_seqs,
-        history=model.history,
-        blocks=blocks_for(config.max_model_len),
-        windows=config.window_width(model.window, 2 * drafts + 1 if drafts else 0),
-        drafts=drafts,
-    )
-
-
-def _reserve(config: EngineConfig, model: ModelConfig, ops: Ops) -> KVCache:
-    """All cache memory of an engine."""
-    return KVCache(
-        model,
-        ops,
-        config.precision,
-        blocks=config.blocks,
-        window_blocks=config.window_blocks,
-        states=config.max_num_seqs,
-        snapshots=config.snapshots,
-    )
-
-
-def _layout(config: EngineConfig, cache: KVCache, ops: Ops) -> bytes:
-    """What engines have in common that may use each other's cached bytes, hashed to 32 bytes."""
-    device = f"{type(ops).__module__}.{type(ops).__qualname__}"
-    parts = [cache.layout.fingerprint, repr(config.precision), config.weights_id, device]
-    return content_key([(b"part", part.encode()) for part in parts])

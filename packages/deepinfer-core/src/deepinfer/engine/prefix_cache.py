@@ -6,6 +6,8 @@ Source: model card, bounded replay and prefill truncation.
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +35,9 @@ from deepinfer.model.cache_layout import OVERLAPPING
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.kv_cache import KVCache
 
+if TYPE_CHECKING:
+    from deepinfer.engine.pins import Pin
+
 BORDERS = 2
 """Snapshots are kept at so many borders before the point where the same prompt must go on at the latest."""
 LATE = tail_ring(OVERLAPPING) - tail_tokens(OVERLAPPING) // 2 - ROLLBACK_TOKENS
@@ -52,13 +57,14 @@ class PrefixCache:
         self.windows = BlockPool("window blocks", config.window_blocks)
         self.tails = BlockPool("tails", cache.snapshots)
         self._cache = cache
-        self._mode = config.prefix_cache
+        self.mode = config.prefix_cache
         self._window = model.window
         self._granule = max(model.ratios, default=1)
         self._replay = config.decoder_replay or 1
         self.tree = PrefixTree(seed, 4 * config.blocks + 1024)
         self._counted = ((-1, -1), 0)
         self.journal: deque[Published] | None = None
+        self.pinned: list[Pin] = []
 
     @property
     def needs_stops(self) -> bool:
@@ -72,7 +78,7 @@ class PrefixCache:
             trail.use = CacheUse("off", 0, 0, sequence.prompt_length, None, "prefix_cache is off")
             return NOTHING
         reusable = sequence.tokens[: len(sequence.tokens) - 1]
-        found = self._walk(trail.root, labels(reusable), rough=trail.mode == "replay")
+        found = self.walk(trail.root, labels(reusable), rough=trail.mode == "replay")
         if trail.mode == "exact":
             hit = self._resume(sequence, found)
         else:
@@ -88,7 +94,7 @@ class PrefixCache:
         if trail.mode == "off":
             return 0
         if state != self._counted[0]:
-            found = self._walk(trail.root, labels(sequence.tokens[: len(sequence.tokens) - 1]), rough=False)
+            found = self.walk(trail.root, labels(sequence.tokens[: len(sequence.tokens) - 1]), rough=False)
             self._counted = state, sum(self.blocks.holders(cached) > 0 for _, cached in found)
         return self._counted[1]
 
@@ -189,21 +195,25 @@ class PrefixCache:
         for pool in (self.blocks, self.windows, self.tails):
             pool.clear()
         self.tree = self.tree.emptied()
+        self.pinned.clear()
 
-    def check(self, sequences: Iterable[Sequence]) -> list[int]:
-        """Re-add the books of the tails; return the window blocks that are held for snapshots of `sequences`."""
+    def check(self, sequences: Iterable[Sequence]) -> tuple[list[int], list[int]]:
+        """Re-add the books of the tails; return blocks and window blocks of pins and of snapshots of `sequences`."""
         borders = [border for one in sequences if one.trail is not None for border in one.trail.pending]
-        self.tails.check(border.tail for border in borders if border.tail >= 0)
-        return [block for border in borders for block in border.windows.values()]
+        pinned = [block for pin in self.pinned for block in pin.blocks]
+        held = [*(border.windows.values() for border in borders), *(pin.windows for pin in self.pinned)]
+        tails = [*([border.tail] for border in borders if border.tail >= 0), *(pin.tails for pin in self.pinned)]
+        self.tails.check(chain.from_iterable(tails))
+        return pinned, list(chain.from_iterable(held))
 
     def trail(self, sequence: Sequence) -> Trail:
         """Where a sequence stands; at its root at first."""
         if sequence.trail is None:
             root = self.tree.root(sequence.request.cache_salt)
-            sequence.trail = Trail(root, root, sequence.request.prefix_cache or self._mode)
+            sequence.trail = Trail(root, root, sequence.request.prefix_cache or self.mode)
         return sequence.trail
 
-    def _walk(self, root: Node, wanted: list[bytes], *, rough: bool) -> list[tuple[Node, Cached]]:
+    def walk(self, root: Node, wanted: list[bytes], *, rough: bool) -> list[tuple[Node, Cached]]:
         """The blocks of a text that are there, from its first on, without a gap."""
         node, found = root, []
         for label in wanted:
@@ -328,10 +338,11 @@ class PrefixCache:
 
     def _drop_snapshot(self, node: Node, decoder_start: int) -> None:
         """Free a snapshot of generated text that later ones make superfluous."""
-        cached = node.windows.pop(decoder_start if decoder_start < node.end else NO_DECODER, None)
-        if cached:
-            self.windows.retire(cached)
-        if node.tail:
+        of_run = decoder_start if decoder_start < node.end else NO_DECODER
+        cached = node.windows.get(of_run)
+        if cached and not self.windows.holders(cached):
+            self.windows.retire(node.windows.pop(of_run))
+        if node.tail and not self.tails.holders(node.tail):
             self.tails.retire(node.tail)
 
     def _let_go(self, hit: Hit) -> None:

@@ -215,7 +215,8 @@ class Scheduler:
         """Re-add the books of both pools; raises AssertionError when they do not balance."""
         blocks, windows = self._table.held()
         if self._prefixes is not None:
-            windows += self._prefixes.check(sequence for sequence in self._table.sequences if sequence is not None)
+            kept = self._prefixes.check(sequence for sequence in self._table.sequences if sequence is not None)
+            blocks, windows = blocks + kept[0], windows + kept[1]
         self.blocks.check(blocks)
         self.windows.check(windows)
 
