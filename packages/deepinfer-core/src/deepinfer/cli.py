@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.exceptions import Exit
 
+from deepinfer import command_options as options
 from deepinfer.console import reported, show_log
 from deepinfer.environment import VARIABLES, Environment, prepare_for_torch, read_environment
 from deepinfer.errors import ConfigError
@@ -24,30 +25,9 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 
-LONGEST_SIZE = 40
-"""Characters of a size: more is a slip, and may be a number that no float holds."""
-
-ENGINE_OPTIONS = ("dtype", "kv_cache_dtype", "decoder_replay", "max_model_len", "draft", "draft_rule", "seed")
-"""Options of `generate` that are arguments of `LLM`; the others are of `SamplingParams`, under the same names."""
-
 _log = logging.getLogger(__name__)
 
 _VARIABLES = "\n".join(f"  {name:<24}{text}" for name, text in VARIABLES.items())
-
-
-def _number_or_word(_: click.Context, __: click.Parameter, text: str) -> int | str:
-    """A number as a number; LLM judges everything else."""
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
-
-
-def _some(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    """None for an option that was not given."""
-    return values or None
-
-
-_accelerator = click.option("--accelerator", metavar="NAME", help='Name of an accelerator, or "auto".  [default: auto]')
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-_debug = click.option("--debug", is_flag=True, help="Show where an error came from.")
 
 
 @click.group(
@@ -76,6 +56,7 @@ def app(context: click.Context) -> None:
 
 
 @app.command(
+    cls=options.DraftCommand,
     epilog="""\b
 Examples:
   deepinfer generate "Once upon a time" --max-tokens 64
@@ -84,7 +65,8 @@ Examples:
   deepinfer generate "def f(" --model /path/to/checkpoint --stop $'\\n\\n'
 
 A line of a prompts file is a JSON string, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}.
-Beside these, an object may hold what differs for this prompt: {"prompt": TEXT, "max_tokens": 5, "seed": 1}.
+Beside these, an object may hold what differs for this prompt: {"prompt": TEXT, "max_tokens": 5, "seed": 1}, and
+"cache_salt" and "prefix_cache".
 The exit code is 1 when a prompt could not be continued, 2 when nothing could be done, 130 after Ctrl-C.""",
 )
 @click.argument("prompt", required=False)
@@ -100,7 +82,9 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 @click.option("--repetition-penalty", default=1.0, help="Above 1 repeats less of prompt and output.")
 @click.option("--presence-penalty", default=0.0, help="Above 0 repeats less: once a token that the output has.")
 @click.option("--frequency-penalty", default=0.0, help="The same for each time that the output has the token.")
-@click.option("--bad-word", "bad_words", multiple=True, callback=_some, help="Never write this word; may be repeated.")
+@click.option(
+    "--bad-word", "bad_words", multiple=True, callback=options.some, help="Never write this word; may be repeated."
+)
 @click.option("--json-schema", metavar="FILE_OR_TEXT", help="The output is JSON that is valid against this schema.")
 @click.option("--regex", help="The whole output matches this regular expression.")
 @click.option("--grammar", metavar="FILE_OR_TEXT", help="The output matches the rule root of this EBNF grammar.")
@@ -109,30 +93,13 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 @click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence.")
 @click.option("--logprobs", type=int, help="With --json: so many best tokens at each position.")
 @click.option("--seed", default=0, help="Seed of the sampling noise.")
-@_accelerator
-@click.option("--dtype", default="auto", help='Of activations: "auto", "bfloat16", "float32" or "float64".')
-@click.option("--kv-cache-dtype", default="auto", help='"auto": quantised as trained; "model": as activations.')
-@click.option(
-    "--decoder-replay",
-    default="auto",
-    callback=_number_or_word,
-    help='"auto", "off", or how many last tokens run the whole model.',
-)
-@click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
-@click.option(
-    "--draft",
-    is_flag=False,
-    flag_value="auto",
-    default="off",
-    type=click.Choice(("off", "auto", "on")),
-    help="Let the model's draft stages guess tokens ahead: auto (or no word): as many as pay; on: always.",
-)
-@click.option("--draft-rule", default="match", help='"match": same text as without; "chain", "block": same law.')
+@options.accelerator
+@options.engine_options
 @click.option(
     "--trace", type=click.Path(path_type=Path), help="Write a timeline to this file, for chrome://tracing or Perfetto."
 )
-@_json
-@_debug
+@options.as_json
+@options.debug
 @click.pass_obj
 def generate(
     environment: Environment,
@@ -162,7 +129,7 @@ def generate(
         from deepinfer.loading_bar import LoadingBar
         from deepinfer.prompt_file import asked_for, structured
 
-        engine = {option: choices.pop(option) for option in ENGINE_OPTIONS}
+        engine = options.engine_choices(choices) | {"seed": choices.pop("seed")}
         choices["structured"] = structured(choices.pop("json_schema"), choices.pop("regex"), choices.pop("grammar"))
         asked = asked_for(prompt, prompts, SamplingParams(**choices))
         if name == TINY:
@@ -181,6 +148,7 @@ def generate(
 
 
 @app.command(
+    cls=options.DraftCommand,
     epilog="""\b
 Examples:
   deepinfer bench                                    32 requests at once: the most tokens a second
@@ -201,7 +169,7 @@ the same seed gives the same requests at every rate. A line of an arrivals file 
 does not matter, how long it takes does.""",
 )
 @click.option("--model", help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny]')
-@_accelerator
+@options.accelerator
 @click.option("--requests", default=32, help="How many requests a run has.")
 @click.option("--prompt-tokens", default="128", help="Length of a prompt, or a range as 64:256.")
 @click.option("--output-tokens", default="64", help="Tokens that are generated, or a range.")
@@ -210,13 +178,12 @@ does not matter, how long it takes does.""",
 @click.option("--arrivals", type=click.Path(path_type=Path), help="Take times and lengths from this JSONL file.")
 @click.option("--temperature", default=1.0, help="0 takes the best token.")
 @click.option("--warmup", default=2, help="Requests before the measurement, which do not count.")
-@click.option("--max-num-seqs", default=256, help="Sequences that run at once.")
-@click.option("--max-model-len", type=int, help="Longest sequence, prompt and completion.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="Seed of arrivals, lengths and tokens.")
+@options.engine_options
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw latency against load into this PNG.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline of all runs, as `generate --trace`.")
-@_json
-@_debug
+@options.as_json
+@options.debug
 @click.pass_obj
 def bench(
     environment: Environment,
@@ -239,16 +206,16 @@ def bench(
         from deepinfer.llm import LLM
         from deepinfer.loading_bar import LoadingBar
 
-        engine = {option: choices.pop(option) for option in ("max_num_seqs", "max_model_len")}
-        options = parse(**choices)
+        engine = options.engine_choices(choices)
+        wanted = parse(**choices)
         name = model or environment.model or TINY
         if name == TINY:
             torch.set_num_threads(1)
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         with llm.observe(trace):
-            results = run_all(llm, options)
-        if options.plot is not None:
-            draw_into(options.plot, results, name)
+            results = run_all(llm, wanted)
+        if wanted.plot is not None:
+            draw_into(wanted.plot, results, name)
         if as_json:
             click.echo(json.dumps(as_dict(results, model=name), indent=1))
         else:
@@ -258,7 +225,7 @@ def bench(
 
 
 @app.command()
-@_json
+@options.as_json
 def accelerators(*, as_json: bool) -> None:
     """List the accelerators that are installed, and why one cannot be used."""
     with reported():
@@ -283,11 +250,11 @@ Examples:
 
 The exit code is 0 when nothing is wrong, else 1.""",
 )
-@_accelerator
+@options.accelerator
 @click.option("--model", help="Judge the ops for this model.")
 @click.option("--check", is_flag=True, help="Compare every op with the reference; takes seconds to minutes.")
-@_json
-@_debug
+@options.as_json
+@options.debug
 @click.pass_obj
 def doctor(
     environment: Environment, /, *, accelerator: str | None, model: str | None, check: bool, as_json: bool, debug: bool
@@ -316,8 +283,8 @@ Examples:
 An accelerator compiles a kernel when it is first needed. This compiles all of them ahead, on all cores, and keeps them
 for later processes: for an image of a container, or before a first request is timed.""",
 )
-@_accelerator
-@_debug
+@options.accelerator
+@options.debug
 @click.pass_obj
 def warm(environment: Environment, /, *, accelerator: str | None, debug: bool) -> None:
     """Compile the accelerator's kernels now and keep them."""
@@ -345,9 +312,9 @@ their results are; other processors, versions or numbers of threads may round ot
 The exit code is 1 when a hash differs within the run, 2 when the accelerator cannot be deterministic.""",
 )
 @click.option("--model", help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny]')
-@_accelerator
-@_json
-@_debug
+@options.accelerator
+@options.as_json
+@options.debug
 @click.pass_obj
 def verify_determinism(
     environment: Environment, /, *, model: str | None, accelerator: str | None, as_json: bool, debug: bool
@@ -382,15 +349,15 @@ A folder with nothing but config.json is enough; of a model of the Hub only that
 @click.argument("model")
 @click.option("--memory", metavar="SIZE", help="Memory of the devices: 141GB, 128GiB, 8x141GB or bytes.")
 @click.option("--sequences", default=1, help="How many sequences share it.")
-@_json
-@_debug
+@options.as_json
+@options.debug
 def plan(*, model: str, memory: str | None, sequences: int, as_json: bool, debug: bool) -> None:
     """Say how much memory MODEL takes and how much context is left, before anything is loaded.
 
     MODEL is a checkpoint folder, a model of the Hugging Face Hub, or "tiny".
     """
     with reported(debug=debug):
-        size = None if memory is None else memory_bytes(memory)
+        size = None if memory is None else options.memory_bytes(memory)
         from deepinfer.model.plan import make_plan, render
 
         with _folder(model) as folder:
@@ -404,7 +371,7 @@ def plan(*, model: str, memory: str | None, sequences: int, as_json: bool, debug
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), help="Seed of the weights.")
 @click.option("--family", type=click.Choice(["deepseek_v41", "deepseek_v4"]), default="deepseek_v41")
-@_debug
+@options.debug
 def tiny(*, folder: Path, seed: int, family: Literal["deepseek_v41", "deepseek_v4"], debug: bool) -> None:
     """Write the tiny model, random weights in every layer kind and format, to FOLDER."""
     with reported(debug=debug):
@@ -415,16 +382,6 @@ def tiny(*, folder: Path, seed: int, family: Literal["deepseek_v41", "deepseek_v
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error}): choose another folder") from error
         click.echo(f"{folder}: a tiny {family} checkpoint of random weights", err=True)
-
-
-def memory_bytes(text: str) -> int:
-    """Read a size such as "141GB", "128 GiB", "8x141GB" or a number of bytes; raises ConfigError."""
-    match = re.fullmatch(r"(?:(\d+) ?[x*] ?)?(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
-    if match is None or len(text) > LONGEST_SIZE:
-        raise ConfigError(f"memory is expected as 141GB, 128GiB, 8x141GB or a number of bytes, got {text!r}")
-    count, number, unit = match.groups()
-    power = "KMGT".index(unit[0].upper()) + 1 if unit else 0
-    return int(int(count or 1) * float(number) * (1024 if unit and len(unit) == 2 else 1000) ** power)
 
 
 @contextmanager

@@ -9,15 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from deepinfer.engine.request import SamplingParams
+from deepinfer.engine.request import CacheMode, SamplingParams
 from deepinfer.errors import RequestError
 
 FORMS = 'a JSON string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
 STDIN = Path("-")
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams))
+_CACHE = ("cache_salt", "prefix_cache")
+"""What a prompt object may say about the prefix cache, beside its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def structured(json_schema: str | None, regex: str | None, grammar: str | None) 
 
 
 def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> list[Asked]:
-    """Parse one prompt from each line that is not blank; an object may also hold sampling parameters by their names.
+    """Parse one prompt from each line that is not blank; an object may also hold sampling parameters and
+    `cache_salt` and `prefix_cache`.
 
     Raises RequestError for a line that is no JSON or no prompt, or whose parameters make no sense, naming `source` and
     the line, before anything is run.
@@ -73,15 +76,28 @@ def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> l
             value = json.loads(line.strip())
         except (json.JSONDecodeError, RecursionError) as error:
             raise RequestError(f"{source}, line {number}: expected {FORMS}; got no JSON: {error}") from error
-        own = {}
-        if isinstance(value, dict):
-            own = {name: value.pop(name) for name in _PARAMS if name in value}
+        where = f"{source}, line {number}"
+        own, cache = _taken(value, _PARAMS), _taken(value, _CACHE)
         if not _is_prompt(value):
-            raise RequestError(f"{source}, line {number}: expected {FORMS}; got {line.strip():.60}{_hint(value)}")
-        found.append(Asked(value, _merged(params, own, f"{source}, line {number}")))
+            raise RequestError(f"{where}: expected {FORMS}; got {line.strip():.60}{_hint(value)}")
+        _check_cache(cache, where)
+        found.append(Asked(value | cache if cache else value, _merged(params, own, where)))
     if not found:
         raise RequestError(f"{source}: expected one prompt a line, found none")
     return found
+
+
+def _taken(value: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """Take `names` out of an object."""
+    return {name: value.pop(name) for name in names if name in value} if isinstance(value, dict) else {}
+
+
+def _check_cache(cache: dict[str, Any], where: str) -> None:
+    salt, mode = cache.get("cache_salt"), cache.get("prefix_cache")
+    if salt is not None and not isinstance(salt, str):
+        raise RequestError(f"{where}: cache_salt must be a text, got {salt!r}")
+    if mode is not None and mode not in get_args(CacheMode):
+        raise RequestError(f'{where}: prefix_cache must be "exact", "replay" or "off", got {mode!r}')
 
 
 def _hint(value: object) -> str:
@@ -89,8 +105,8 @@ def _hint(value: object) -> str:
     more = sorted(set(value) - {"prompt", "prompt_token_ids"}) if isinstance(value, dict) else []
     if not more or not isinstance(value, dict) or len(more) == len(value):
         return ""
-    near = get_close_matches(more[0], _PARAMS, 1)
-    return f": no sampling parameter is named {more[0]!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    near = get_close_matches(more[0], [*_PARAMS, *_CACHE], 1)
+    return f": no parameter is named {more[0]!r}" + (f", did you mean {near[0]!r}?" if near else "")
 
 
 def _merged(params: SamplingParams, own: dict[str, Any], where: str) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from click.testing import CliRunner, Result
 from deepinfer import LLM, SamplingParams
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.report import report_ops
-from deepinfer.cli import app, memory_bytes
+from deepinfer.cli import app
+from deepinfer.command_options import ENGINE_OPTIONS, memory_bytes
 from deepinfer.doctor import RELEASED
 from deepinfer.draft_output import summary
 from deepinfer.engine.draft_report import DraftReport, DraftStep
+from deepinfer.engine.options import EngineOptions
 from deepinfer.errors import ConfigError
 from deepinfer.model.tiny import write_tiny
 
@@ -308,6 +311,62 @@ def test_drafts_are_shown_and_change_no_greedy_text(arguments: tuple[str, ...], 
     lengths = next(line for line in result.stderr.splitlines() if line.isdigit())
     assert sum(int(digit) for digit in lengths) == 12
     assert f"tokens a step over {len(lengths)} steps" in result.stderr or "drafts: none" in result.stderr
+
+
+def test_draft_takes_no_prompt_for_its_word(greedy: str) -> None:
+    """Alone before the prompt, before another option, at the end, and with a word that is its own."""
+    for arguments in (
+        ("--draft", PROMPT),
+        ("--draft", *GREEDY[:2], PROMPT),
+        (PROMPT, "--draft"),
+        ("--draft", "on", PROMPT),
+    ):
+        result = run("generate", *arguments, *GREEDY)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout == greedy + "\n"
+        assert "tokens a step over" in result.stderr or "drafts: none" in result.stderr
+    assert "accepted" not in run("generate", *GREEDY, "--draft", "off", PROMPT).stderr
+    refused = run("generate", PROMPT, "--draft=fast")
+    assert refused.exit_code == 2
+    assert "'fast' is not one of 'off', 'auto', 'on'" in refused.stderr
+
+
+def test_options_of_the_engine_reach_it(tmp_path: Path, greedy: str) -> None:
+    small = ("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-prefill-tokens-per-step", "32")
+    kept = ("--prefix-cache-host-bytes", "1MB", "--prefix-cache-dir", str(tmp_path), "--prefix-cache-disk-bytes", "8MB")
+    for arguments in (
+        small,
+        kept,
+        ("--deterministic", "--no-overlap", "--prefix-cache", "off", "--memory-fraction", "0.5"),
+    ):
+        result = run("generate", PROMPT, *GREEDY, *arguments)
+        assert result.exit_code == 0, result.stderr
+        assert "--deterministic" in arguments or result.stdout == greedy + "\n"
+    assert (tmp_path / "owner").exists()
+    bench = run(
+        "bench", "--requests", "2", "--output-tokens", "3", "--max-model-len", "256", "--prefix-cache", "off", "--json"
+    )
+    assert bench.exit_code == 0, bench.stderr
+
+
+def test_every_choice_of_an_engine_is_an_option() -> None:
+    given = {*ENGINE_OPTIONS, "seed"}
+    assert given == {field.name for field in fields(EngineOptions)} | {"dtype", "kv_cache_dtype"}
+
+
+def test_a_line_says_how_it_uses_the_prefix_cache() -> None:
+    prompt = [5 + place % 90 for place in range(150)]
+    lines = [{"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"}, {"prefix_cache": "off"}]
+    text = "\n".join(json.dumps({"prompt_token_ids": prompt, **one}) for one in lines)
+    result = run("generate", "--prompts", "-", "--json", "--max-tokens", "2", "--max-num-seqs", "1", text=text)
+    assert result.exit_code == 0, result.stderr
+    told = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda one: one["index"])
+    assert [(one["cache"]["mode"], one["cache"]["hit"]) for one in told] == [
+        ("exact", 0),
+        ("exact", 0),
+        ("exact", 128),
+        ("off", 0),
+    ]
 
 
 def test_a_summary_says_what_drafts_brought() -> None:

@@ -67,6 +67,11 @@ FAULTS = [
     settings("a negative seed", "--seed", "-1", "--model", "no/such", words="seed must be an integer, 0 to"),
     settings("a draft rule that does not exist", "--draft-rule", "best", words="draft_rule must be one of match"),
     settings("drafts of a model without draft stages", "--draft=on", "--model", "V4", words="has no draft stages"),
+    settings("a prefix cache of another kind", "--prefix-cache", "on", words='prefix_cache must be "exact"'),
+    settings(
+        "a size that is none", "--prefix-cache-host-bytes", "much", words="--prefix-cache-host-bytes is expected as"
+    ),
+    settings("a folder for a cache that is off", "--prefix-cache=off", "--prefix-cache-dir=x", words="keeps nothing"),
     settings("a log level that does not exist", words="debug, info, warning, error", DEEPINFER_LOG_LEVEL="loud"),
     early("max_tokens 0", "--max-tokens", "0", words="max_tokens must be an integer, at least 1"),
     early("temperature -1", "--temperature", "-1", words="temperature must be a number, at least 0"),
@@ -96,6 +101,8 @@ FAULTS = [
     line(
         "a line with a parameter that does not exist", '{"prompt": "a", "max_token": 1}', "did you mean 'max_tokens'?"
     ),
+    line("a line with a salt that is no text", '{"prompt": "a", "cache_salt": 7}', "line 1: cache_salt must be a text"),
+    line("a line with another prefix cache", '{"prompt": "a", "prefix_cache": "on"}', "line 1: prefix_cache must be"),
     line("a line with a parameter without sense", '{"prompt": "a", "top_p": 2}', "stdin, line 1: top_p must be"),
     line("a file without prompts", "", "expected one prompt a line, found none"),
     Fault(
