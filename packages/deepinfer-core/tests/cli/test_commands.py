@@ -355,7 +355,7 @@ def test_every_choice_of_an_engine_is_an_option() -> None:
 
 
 def test_a_line_says_how_it_uses_the_prefix_cache() -> None:
-    prompt = [5 + place % 90 for place in range(150)]
+    prompt = [20 + place % 70 for place in range(150)]
     lines = [{"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"}, {"prefix_cache": "off"}]
     text = "\n".join(json.dumps({"prompt_token_ids": prompt, **one}) for one in lines)
     result = run("generate", "--prompts", "-", "--json", "--max-tokens", "2", "--max-num-seqs", "1", text=text)
