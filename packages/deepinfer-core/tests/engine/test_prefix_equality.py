@@ -3,93 +3,35 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from deepinfer.accelerator.cpu import CpuAccelerator
-from deepinfer.accelerator.parameters import Precision
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.engine import Engine
 from deepinfer.engine.request import CacheUse, Progress, Request, SamplingParams
-from deepinfer.model.checkpoint import Checkpoint
-from deepinfer.model.config import ModelConfig
-from deepinfer.model.deepseek import DeepSeek
-from deepinfer.model.tiny import write_tiny
-from deepinfer.model.weights import Weights
 
-from .checker import EXAMPLES, drain, engine_config, tokens_of
+from .checker import EXAMPLES, drain, tokens_of
+from .loaded import Loaded, rows, text
 
-PRECISION = Precision(torch.float64, round_inputs=False, cache="model")
 MODELS = ["deepseek_v41", "deepseek_v4", "v41-c-f32", "v4-g"]
 BOUND = 1e-9
 """Of log-probabilities, which are handed out in float32 of float64 sums: the logic alone."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A small model, ready for engines of any configuration."""
-
-    config: ModelConfig
-    model: DeepSeek
-    accelerator: CpuAccelerator
-
-    def engine(self, **changes: object) -> Engine:
-        ops = self.accelerator.ops(PRECISION)
-        return Engine(
-            engine_config(precision=PRECISION, **changes), self.config, self.model, ops, self.accelerator, None
-        )
-
-    def cold(self, request: Request, config: EngineConfig) -> list[Progress]:
-        ops = self.accelerator.ops(PRECISION)
-        plain = replace(config, prefix_cache="off")
-        engine = Engine(plain, self.config, self.model, ops, self.accelerator, None)
-        number = engine.add(replace(request, prefix_cache=None))
-        return drain(engine)[number]
+def cold(tiny: Loaded, request: Request, config: EngineConfig) -> list[Progress]:
+    """What a request becomes alone, in an engine without a prefix cache."""
+    return tiny.run(replace(config, prefix_cache="off"), [replace(request, prefix_cache=None)])[0]
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory, golden_dir: Callable[[str], Path]) -> Callable[[str], Loaded]:
-    models: dict[str, Loaded] = {}
-
-    def load(name: str) -> Loaded:
-        if name not in models:
-            folder = tmp_path_factory.mktemp("tiny") / name
-            if name.startswith("deepseek"):
-                write_tiny(folder, family=name)  # type: ignore[arg-type]
-            else:
-                folder = golden_dir(name)
-            checkpoint, accelerator = Checkpoint(folder), CpuAccelerator()
-            ops = accelerator.ops(PRECISION)
-            model = DeepSeek(checkpoint.config, Weights(checkpoint, ops, accelerator), ops)
-            models[name] = Loaded(checkpoint.config, model, accelerator)
-        return models[name]
-
-    return load
-
-
-def rows(gained: list[Progress]) -> Tensor:
-    """Log-probabilities of all tokens, whole rows."""
-    return torch.cat([part.logprobs for part in gained if isinstance(part.logprobs, Tensor)])
-
-
-def same(warm: list[Progress], cold: list[Progress]) -> CacheUse:
+def same(warm: list[Progress], alone: list[Progress]) -> CacheUse:
     """Check that tokens and log-probabilities are those of the cold run; return what the cache did."""
     assert warm[-1].error is None
-    assert tokens_of(warm) == tokens_of(cold)
-    assert float((rows(warm) - rows(cold)).abs().max()) < BOUND
+    assert tokens_of(warm) == tokens_of(alone)
+    assert float((rows(warm) - rows(alone)).abs().max()) < BOUND
     assert warm[-1].cache is not None
     return warm[-1].cache
-
-
-def text(seed: int, length: int) -> list[int]:
-    numbers: list[int] = np.random.default_rng(seed).integers(30, 255, length).tolist()
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -122,8 +64,8 @@ CASES = st.builds(
 def test_a_hit_is_a_cold_run(loaded: Callable[[str], Loaded], name: str, margin: int | None, case: Shared) -> None:
     """A prompt, the same again, and one that shares a part of it; `margin` None = no decoder replay."""
     tiny = loaded(name)
-    kept = None if margin is None else tiny.config.window + margin
-    engine = tiny.engine(decoder_replay=kept, max_num_batched_tokens=case.budget, max_model_len=1024)
+    kept = None if margin is None else tiny.model_config.window + margin
+    engine = tiny.engine(tiny.config(decoder_replay=kept, max_num_batched_tokens=case.budget, max_model_len=1024))
     params = SamplingParams(
         temperature=case.temperature, max_tokens=case.generated, ignore_eos=True, logprobs=-1, seed=7
     )
@@ -132,7 +74,7 @@ def test_a_hit_is_a_cold_run(loaded: Callable[[str], Loaded], name: str, margin:
     for prompt in (first, first, [*first[: case.shared], *text(2, case.more)]):
         request = Request(prompt, params)
         number = engine.add(request)
-        uses.append(same(drain(engine)[number], tiny.cold(request, engine.config)))
+        uses.append(same(drain(engine)[number], cold(tiny, request, engine.config)))
     assert uses[1].hit == 384
     assert uses[1].hit - uses[1].replayed >= 256 if kept else uses[1].replayed == 0
     assert uses[2].hit == min(case.shared, case.shared + case.more - 1) // 128 * 128
@@ -142,15 +84,14 @@ def test_a_hit_is_a_cold_run(loaded: Callable[[str], Loaded], name: str, margin:
 def test_a_conversation_is_a_cold_run(loaded: Callable[[str], Loaded], name: str) -> None:
     """Each turn goes on behind what the last one generated."""
     tiny = loaded(name)
-    kept = tiny.config.window + 12 if tiny.config.first_decoder_layer is not None else None
-    engine = tiny.engine(decoder_replay=kept, max_model_len=1200)
+    engine = tiny.engine(tiny.config(max_model_len=1200))
     params = SamplingParams(temperature=0, max_tokens=110, ignore_eos=True, logprobs=-1)
     prompt, saved = text(5, 200), []
     for turn in range(3):
         request = Request(prompt, params)
         number = engine.add(request)
         gained = drain(engine)[number]
-        used = same(gained, tiny.cold(request, engine.config))
+        used = same(gained, cold(tiny, request, engine.config))
         saved.append(used.hit - used.replayed)
         prompt = [*prompt, *tokens_of(gained), *text(turn, 30)]
     assert all(later > earlier for earlier, later in pairwise(saved))
@@ -161,14 +102,14 @@ def test_a_conversation_is_a_cold_run(loaded: Callable[[str], Loaded], name: str
 def test_prompt_log_probs_are_those_of_a_cold_run(loaded: Callable[[str], Loaded], name: str) -> None:
     """Every row is wanted, so that every row runs; what is shared is memory."""
     tiny = loaded(name)
-    engine = tiny.engine(max_num_batched_tokens=100)
+    engine = tiny.engine(tiny.config(decoder_replay=None, max_num_batched_tokens=100))
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
     request = Request(text(1, 300), params)
     for _ in range(2):
         number = engine.add(request)
-        warm, cold = drain(engine)[number], tiny.cold(request, engine.config)
-        used = same(warm, cold)
-        parts = [[part.prompt_logprobs for part in run if part.prompt_logprobs is not None] for run in (warm, cold)]
+        warm, alone = drain(engine)[number], cold(tiny, request, engine.config)
+        used = same(warm, alone)
+        parts = [[part.prompt_logprobs for part in run if part.prompt_logprobs is not None] for run in (warm, alone)]
         left, right = (torch.cat(part) for part in parts)  # type: ignore[arg-type]
         assert float((left - right).abs().max()) < BOUND
     assert (used.hit, used.replayed, used.computed) == (256, 256, 300)
@@ -182,19 +123,11 @@ def test_preempted_and_sharing_is_a_cold_run(
 ) -> None:
     """More requests than fit, with one first part: they wait, are preempted, and go on from each other's blocks."""
     tiny = loaded(name)
-    kept = tiny.config.window + 12 if tiny.config.first_decoder_layer is not None else None
-    engine = tiny.engine(
-        decoder_replay=kept,
-        max_num_batched_tokens=budget,
-        blocks=6,
-        window_blocks=8,
-        max_model_len=450,
-        snapshots=2,
-        max_num_seqs=5,
-    )
+    sizes = {"max_num_batched_tokens": budget, "blocks": 6, "window_blocks": 8, "snapshots": 2, "max_num_seqs": 5}
+    engine = tiny.engine(tiny.config(max_model_len=450, **sizes))
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, logprobs=-1)
     requests = [Request([*text(9, 150), *text(seed + i, 40 + 9 * i)], params) for i in range(3)]
     ids = [engine.add(request) for request in requests]
     gained = drain(engine)
     for number, request in zip(ids, requests, strict=True):
-        same(gained[number], tiny.cold(request, engine.config))
+        same(gained[number], cold(tiny, request, engine.config))
