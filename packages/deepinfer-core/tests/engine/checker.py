@@ -1,9 +1,9 @@
 """A model whose every number can be worked out by hand: it proves that a batch leads each row to its own past.
 
-`CheckingModel` keeps fingerprints of tokens where a real model keeps vectors: in window blocks (one memory for each
-half of the stack), in entry blocks of each ratio, in per-sequence state.  A row's logits hash everything that the row
-may read, so one wrong slot, table, position or decoder start changes the tokens.  `expected` computes the same from
-the tokens alone.
+`CheckingModel` keeps fingerprints of tokens where a real model keeps vectors, in the cache's own memory: in window
+blocks of both halves of the stack, in entry blocks of each ratio, in the compressors' tails.  A row's logits hash
+everything that the row may read, so one wrong slot, table, position or decoder start changes the tokens, and so does
+memory that was moved, shared, kept or read back wrongly.  `expected` computes the same from the tokens alone.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from hypothesis import settings
 from numpy.typing import NDArray
+from torch import Tensor
 
-from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch
+from deepinfer.accelerator.batch import BLOCK_TOKENS, Batch, tail_ring, tail_tokens
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
@@ -33,10 +34,14 @@ torch.set_num_threads(1)  # sums this small cost more to share than to do
 Hashes = NDArray[np.uint64]
 
 PRECISION = Precision(torch.float32, round_inputs=False, cache="model")
-REMEMBERED = 1200
 EXAMPLES = settings().max_examples
 """What the hypothesis profile asks for: a test whose example is a whole run takes a share of it."""
 EMPTY = -7
+"""Stands for a token before the first one."""
+
+
+WEIGHTS = np.random.default_rng(0).integers(1, 2**64, 128, dtype=np.uint64, endpoint=False) | np.uint64(1)
+"""Of the places in a group: two groups with one sum are the same group."""
 
 
 def small_config(family: str = "deepseek_v41", *, vocab_size: int = 40, window: int | None = None) -> ModelConfig:
@@ -91,18 +96,65 @@ def logits_of(values: Hashes, vocab_size: int) -> NDArray[np.float32]:
 
 def expected(model: ModelConfig, tokens: Sequence[int], row: int, decoder_start: int) -> NDArray[np.float32]:
     """The logits that `CheckingModel` must give for position `row` of a lone sequence."""
-    ids = np.asarray(tokens)
+    ids, positions = np.asarray(tokens)[: row + 1], np.arange(row + 1)
     total = np.uint64(0)
     with np.errstate(over="ignore"):
-        for half, first in enumerate((0, decoder_start)):
-            keys = np.arange(max(first, row - model.window + 1, 0), row + 1)
-            total += fingerprint([100 + half, keys, ids[keys]]).sum()
+        seen = [_window_sums(ids, model.window, half, first) for half, first in enumerate((0, decoder_start))]
+        total += seen[0][row] + seen[1][row]
         for ratio in model.ratios:
-            groups = ids[: (row + 1) // ratio * ratio].reshape(-1, ratio)
-            total += fingerprint([200 + ratio, np.arange(len(groups)), *groups.T]).sum()
+            ends = positions[ratio - 1 :: ratio]
+            known = ends[:, None] - np.arange(tail_tokens(ratio))[::-1]
+            members = np.where(known >= 0, ids[known], EMPTY)
+            total += _entries(ratio, ends, members, seen[0][ends]).sum()
         before = [int(ids[row - back]) if row >= back else -1 for back in range(1, model.history + 1)]
         total += fingerprint([300, row, *before])
     return logits_of(np.array([total]), model.vocab_size)[0]
+
+
+def _window_sums(ids: NDArray[np.int64], window: int, half: int, first: int) -> Hashes:
+    """What each row sees of the window keys of one half, which begins at `first`."""
+    positions = np.arange(len(ids))
+    reach = np.minimum(positions + 1 - first, window)
+    keys = np.where(reach > 0, _keys(half, positions, ids, reach), np.uint64(0))
+    sums = np.concatenate([np.zeros(1, np.uint64), keys.cumsum()])
+    return np.asarray(sums[1:] - sums[np.maximum(positions + 1 - window, 0)])
+
+
+def _keys(half: int, positions: NDArray[np.int64], ids: NDArray[np.int64], reach: NDArray[np.int64]) -> Hashes:
+    """Window keys, which depend on how many keys their own row saw."""
+    return fingerprint([100 + half, positions, ids, reach])
+
+
+def _entries(ratio: int, ends: NDArray[np.int64], members: NDArray[np.int64], seen: Hashes) -> Hashes:
+    """Entries of groups that end at `ends`, which depend on the tokens of the group and on what its last row saw."""
+    with np.errstate(over="ignore"):
+        mixed = (members.astype(np.uint64) * WEIGHTS[: members.shape[1]]).sum(1)
+    return fingerprint([200 + ratio, ends // ratio, mixed, seen])
+
+
+class _Memory:
+    """Where fingerprints lie in the cache: window keys of both halves, entries and remembered tokens by ratio.
+
+    64-bit fingerprints take the first eight bytes of a record of the first layer that owns it (of the last layer, for
+    the decoder half).  A tail holds each token and its position, counted from one, as numbers.
+    """
+
+    def __init__(self, model: ModelConfig, cache: KVCache) -> None:
+        owners = {layer.ratio: layer.index for layer in reversed(model.layers) if layer.owns_kv}
+        halves = [cache.layer(index).window.data for index in (0, model.layers[-1].index)]
+        self.windows = [_records(data) for data in halves]
+        entries = {ratio: cache.layer(index).entries for ratio, index in owners.items()}
+        self.entries = {ratio: _records(view.data) for ratio, view in entries.items() if view is not None}
+        tails = {ratio: cache.layer(index).tail for ratio, index in owners.items()}
+        self.tails = {
+            ratio: (view.scores.numpy()[:, :, 0], view.values.numpy()[:, :, 0])
+            for ratio, view in tails.items()
+            if view is not None
+        }
+
+
+def _records(data: Tensor) -> Hashes:
+    return np.asarray(data.numpy().view(np.uint64)[:, 0])
 
 
 class CheckingModel:
@@ -110,23 +162,18 @@ class CheckingModel:
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
-        self._windows: list[NDArray[np.uint64]] = []
-        self._entries: dict[int, NDArray[np.uint64]] = {}
-        self._ring = np.empty(0)
+        self._cache: KVCache | None = None
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        if not self._windows:
-            slots = cache.window_blocks * BLOCK_TOKENS
-            self._windows = [np.zeros(slots, dtype=np.uint64) for _ in range(2)]
-            sizes = {ratio: cache.blocks * (BLOCK_TOKENS // ratio) for ratio in self._model.ratios}
-            self._entries = {ratio: np.zeros(size, dtype=np.uint64) for ratio, size in sizes.items()}
-            self._ring = np.full((cache.states, REMEMBERED, 2), EMPTY)
+        if cache is not self._cache:
+            self._cache, self._memory = cache, _Memory(self._model, cache)
         self._check_shape(batch, cache)
         total = np.zeros(len(batch.token_ids), dtype=np.uint64)
         with np.errstate(over="ignore"):
-            total += self._histories(batch)
-            total += self._groups(batch)
-            total += self._window(batch, half=0, first=np.zeros(len(total), dtype=np.int64))
+            total += fingerprint([300, batch.positions.numpy(), *batch.history.numpy().T])
+            seen = self._window(batch, half=0, first=np.zeros(len(total), dtype=np.int64))
+            total += seen
+            total += self._groups(batch, seen)
             if batch.decoder_rows is not None:
                 total = total[batch.decoder_rows.numpy()]
                 batch = batch.narrow()
@@ -139,76 +186,99 @@ class CheckingModel:
     def _check_shape(self, batch: Batch, cache: KVCache) -> None:
         """Every number of the batch agrees with every other."""
         rows, sequences = len(batch.token_ids), len(batch.query_lens)
-        assert batch.query_lens.sum() == rows
-        assert (batch.query_lens > 0).all()
-        assert batch.query_starts.tolist() == (batch.query_lens.cumsum(0) - batch.query_lens).tolist()
-        assert batch.sequences.tolist() == torch.arange(sequences).repeat_interleave(batch.query_lens).tolist()
+        counts, ends, states = batch.query_lens.numpy(), batch.context_lens.numpy(), batch.states.numpy()
+        starts = counts.cumsum() - counts
+        assert counts.sum() == rows
+        assert (counts > 0).all()
+        assert (batch.query_starts.numpy() == starts).all()
+        assert (batch.sequences.numpy() == np.repeat(np.arange(sequences), counts)).all()
         assert batch.history.shape == (rows, self._model.history)
-        assert len(set(batch.states.tolist())) == sequences
-        assert all(0 <= state < cache.states for state in batch.states.tolist())
-        assert batch.max_context >= batch.context_lens.max() if sequences else True
-        within = torch.arange(rows) - batch.query_starts[batch.sequences]
-        first = batch.context_lens - batch.query_lens
-        assert batch.positions.tolist() == (first[batch.sequences] + within).tolist()
-        for name, table in (("blocks", batch.block_tables), ("windows", batch.window_tables)):
-            held = table[table >= 0].tolist()
-            assert all(len(set(row[row >= 0].tolist())) == int((row >= 0).sum()) for row in table), f"{name}: twice"
-            limit = cache.blocks if name == "blocks" else cache.window_blocks
-            assert all(block < limit for block in held), f"{name}: no such block"
+        assert len(set(states.tolist())) == sequences
+        assert ((states >= 0) & (states < cache.states)).all()
+        assert batch.max_context >= ends.max(initial=0)
+        assert (batch.positions.numpy() == np.arange(rows) + np.repeat(ends - counts - starts, counts)).all()
+        limits = {"blocks": (batch.block_tables, cache.blocks), "windows": (batch.window_tables, cache.window_blocks)}
+        for name, (table, limit) in limits.items():
+            lines = np.sort(table.numpy(), axis=1)
+            assert ((lines[:, 1:] > lines[:, :-1]) | (lines[:, :-1] < 0)).all(), f"{name}: twice"
+            assert (lines < limit).all(), f"{name}: no such block"
 
-    def _histories(self, batch: Batch) -> Hashes:
-        """Remember the rows in their sequence's state; hash the earlier ids that each was given."""
-        states, positions = batch.states[batch.sequences].numpy(), batch.positions.numpy()
-        self._ring[states, positions] = np.stack([positions, batch.token_ids.numpy()], 1)
-        return fingerprint([300, positions, *batch.history.numpy().T])
-
-    def _groups(self, batch: Batch) -> Hashes:
+    def _groups(self, batch: Batch, seen: Hashes) -> Hashes:
         """Write the entries that the step completes, then hash all that each row sees."""
-        states, positions = batch.states[batch.sequences].numpy(), batch.positions.numpy()
+        positions = batch.positions.numpy()
         tables = batch.block_tables.numpy()[batch.sequences.numpy()]
-        seen = np.zeros(len(positions), dtype=np.uint64)
+        total = np.zeros(len(positions), dtype=np.uint64)
         assert set(batch.groups) == set(self._model.ratios)
         for ratio, groups in batch.groups.items():
-            rows, slots, memory = groups.rows.numpy(), groups.slots.numpy(), self._entries[ratio]
-            ends = np.flatnonzero((positions + 1) % ratio == 0)
-            assert set(rows.tolist()) <= set(ends.tolist())
+            rows, slots, memory = groups.rows.numpy(), groups.slots.numpy(), self._memory.entries[ratio]
+            completes = (positions + 1) % ratio == 0
+            ends = np.flatnonzero(completes)
+            assert completes[rows].all(), "an entry of a group that is not complete"
             assert len(set(slots.tolist())) == len(slots), "an entry of two rows"
-            self._check_entries_left_out(batch, ratio, np.setdiff1d(ends, rows))
-            known = positions[rows][:, None] - np.arange(ratio)[::-1]
-            stored = self._ring[states[rows][:, None], known]
-            assert (stored[:, :, 0] == known).all(), "the state has lost a token of an unfinished group"
-            memory[slots] = fingerprint([200 + ratio, positions[rows] // ratio, *stored[:, :, 1].T])
+            each = BLOCK_TOKENS // ratio
+            values = _entries(ratio, positions[ends], self._members(batch, ratio, ends), seen[ends])
+            own = np.zeros_like(completes)
+            own[rows] = True
+            own = own[ends]
+            memory[slots] = values[own]
+            left = np.flatnonzero(~own & ~self._cut_short(batch)[ends])
+            places = positions[ends[left]] // ratio
+            found = memory[tables[ends[left], places // each] * each + places % each]
+            assert (found == values[left]).all(), "a shared entry differs"
+            self._remember(batch, ratio)
             entries = np.arange(batch.max_context // ratio)
             visible = entries < ((positions + 1) // ratio)[:, None]
-            blocks = tables[:, entries // (BLOCK_TOKENS // ratio)]
+            blocks = tables[:, entries // each]
             assert (blocks >= 0)[visible].all(), "an entry without a block"
-            places = blocks * (BLOCK_TOKENS // ratio) + entries % (BLOCK_TOKENS // ratio)
-            seen += np.where(visible, memory[places], np.uint64(0)).sum(1)
-        return seen
+            total += np.where(visible, memory[blocks * each + entries % each], np.uint64(0)).sum(1)
+        return total
 
-    def _check_entries_left_out(self, batch: Batch, ratio: int, rows: NDArray[np.int64]) -> None:
-        """What a row need not write is what it would have written."""
-        states, positions = batch.states[batch.sequences].numpy()[rows], batch.positions.numpy()[rows]
-        places, each = positions // ratio, BLOCK_TOKENS // ratio
-        blocks = batch.block_tables.numpy()[batch.sequences.numpy()[rows], places // each]
-        stored = self._ring[states[:, None], positions[:, None] - np.arange(ratio)[::-1]]
-        would = fingerprint([200 + ratio, places, *stored[:, :, 1].T])
-        assert (self._entries[ratio][blocks * each + places % each] == would).all(), "a shared entry differs"
+    def _members(self, batch: Batch, ratio: int, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens that the entries of rows `ends` are made of: of this step, or what earlier ones left in the tail."""
+        sequences, states = batch.sequences.numpy()[ends], batch.states.numpy()
+        first = (batch.context_lens - batch.query_lens).numpy()[sequences][:, None]
+        known = batch.positions.numpy()[ends][:, None] - np.arange(tail_tokens(ratio))[::-1]
+        places = batch.query_starts.numpy()[sequences][:, None] + known - first
+        here = batch.token_ids.numpy()[np.clip(places, 0, len(batch.token_ids) - 1)]
+        if ratio == 1:
+            return here
+        ring, earlier = tail_ring(ratio), (known >= 0) & (known < first)
+        tokens, stored = (part[states[sequences][:, None], known % ring] for part in self._memory.tails[ratio])
+        assert (stored == known + 1)[earlier].all(), "the compressor has lost a token of its group"
+        return np.where(known < 0, EMPTY, np.where(earlier, tokens.astype(np.int64), here))
+
+    def _remember(self, batch: Batch, ratio: int) -> None:
+        """Leave the step's last tokens to the next one."""
+        if ratio == 1:
+            return
+        sequences, positions, ring = batch.sequences.numpy(), batch.positions.numpy(), tail_ring(ratio)
+        rows = np.flatnonzero(positions >= batch.context_lens.numpy()[sequences] - ring)
+        tokens, stored = self._memory.tails[ratio]
+        places = batch.states.numpy()[sequences[rows]], positions[rows] % ring
+        tokens[places], stored[places] = batch.token_ids.numpy()[rows], positions[rows] + 1
+
+    def _cut_short(self, batch: Batch) -> NDArray[np.bool_]:
+        """Rows of a bounded replay, whose window begins behind the sequence's first token."""
+        if batch.window_starts is None:
+            return np.zeros(len(batch.positions), dtype=np.bool_)
+        return np.asarray((batch.window_starts[batch.sequences] > 0).numpy())
 
     def _window(self, batch: Batch, *, half: int, first: NDArray[np.int64]) -> Hashes:
         """Write each row's window key, then hash those that it sees."""
         tables = batch.window_tables.numpy()[batch.sequences.numpy()]
         bases, positions = batch.window_bases.numpy()[batch.sequences.numpy()], batch.positions.numpy()
-        memory = self._windows[half]
+        memory = self._memory.windows[half]
+        if batch.window_starts is not None:
+            first = np.maximum(first, batch.window_starts.numpy()[batch.sequences.numpy()])
         keys = positions[:, None] + np.arange(1 - self._model.window, 1)
-        visible = keys >= np.maximum(first, 0)[:, None]
+        visible = keys >= first[:, None]
         places = keys // BLOCK_TOKENS - bases[:, None]
         assert ((places >= 0) & (places < tables.shape[1]))[visible].all(), "a window key outside the table"
         blocks = np.take_along_axis(tables, np.clip(places, 0, tables.shape[1] - 1), 1)
         assert (blocks >= 0)[visible].all(), "a window key without a block"
         slots = blocks * BLOCK_TOKENS + keys % BLOCK_TOKENS
         assert len(set(slots[:, -1].tolist())) == len(slots), "a window key of two rows"
-        memory[slots[:, -1]] = fingerprint([100 + half, positions, batch.token_ids.numpy()])
+        memory[slots[:, -1]] = _keys(half, positions, batch.token_ids.numpy(), visible.sum(1))
         return np.asarray(np.where(visible, memory[slots], np.uint64(0)).sum(1))
 
 
@@ -218,6 +288,7 @@ def lone_run(model: ModelConfig, config: EngineConfig, request: Request) -> Comp
     replay = config.replay_of(params)
     start = 0 if replay is None else max(0, len(tokens) - replay)
     limit = config.max_model_len - len(tokens) if params.max_tokens is None else params.max_tokens
+    stops = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else model.eos_token_ids)}
     generated: list[int] = []
     reason = "length"
     while len(generated) < limit:
@@ -225,7 +296,7 @@ def lone_run(model: ModelConfig, config: EngineConfig, request: Request) -> Comp
         assert params.temperature == 0
         generated.append(int(ops.greedy(row)))
         tokens.append(generated[-1])
-        if generated[-1] in model.eos_token_ids and not params.ignore_eos:
+        if generated[-1] in stops:
             reason = "stop"
             break
     rows = None

@@ -9,7 +9,8 @@ wrong numbers, every time and not only on a slow day.
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Self, override
 
 import torch
@@ -199,12 +200,20 @@ class DelayedModel:
         self._model = model
         self._device = device
         self._vocab_size = vocab_size
+        self._cache: KVCache | None = None
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
         shape = (batch.logit_rows.shape[0], self._vocab_size)
         logits = DelayedTensor(torch.empty(shape, dtype=torch.float32))
-        self._device.defer([logits], lambda: [self._model.forward(on_host(batch), cache).logits])
+        self._device.defer([logits], lambda: [self._model.forward(on_host(batch), self._on_host(cache)).logits])
         return ModelOutput(logits, None)
+
+    def _on_host(self, cache: KVCache) -> KVCache:
+        """The cache with layers that hold the values of its tensors; the same one at every call."""
+        if self._cache is None:
+            self._cache = copy(cache)
+            self._cache._layers = [_with_values(layer) for layer in cache._layers]
+        return self._cache
 
 
 def on_host(batch: Batch) -> Batch:
@@ -213,6 +222,14 @@ def on_host(batch: Batch) -> Batch:
     groups = {ratio: replace(one, rows=real(one.rows), slots=real(one.slots)) for ratio, one in batch.groups.items()}
     tensors = {name: real(value) for name, value in values.items() if isinstance(value, Tensor)}
     return replace(batch, **tensors, groups=groups)
+
+
+def _with_values[T](view: T) -> T:
+    """A frozen dataclass of tensors of the device, and of such dataclasses, with the values of these tensors."""
+    values = {field.name: getattr(view, field.name) for field in fields(view)}  # type: ignore[arg-type]
+    made = {name: real(value) for name, value in values.items() if isinstance(value, Tensor)}
+    made |= {name: _with_values(value) for name, value in values.items() if is_dataclass(value)}
+    return replace(view, **made)  # type: ignore[type-var]
 
 
 def real(tensor: Any) -> Any:
