@@ -249,6 +249,7 @@ class Trail:
     passed      how far it was looked at for borders
     kept        its own snapshots that later ones make superfluous, oldest first
     use         what it is told in the end; that of its first admission counts
+    admitted    whether it has had a place
     waits       steps that it waited for blocks from slower memory
     """
 
@@ -261,6 +262,7 @@ class Trail:
     passed: int = 0
     kept: deque[Node] = field(default_factory=deque)
     use: CacheUse | None = None
+    admitted: bool = False
     waits: int = 0
 
 

@@ -83,7 +83,7 @@ class PrefixCache:
             hit = self._resume(sequence, found)
         else:
             hit = replayed(sequence, found, ReplayRule(self._window, self._granule), self.blocks)
-        if trail.use is None:
+        if not trail.admitted:
             trail.use = self._told(sequence, hit, found, reusable)
         trail.passed = hit.start
         return hit
@@ -111,7 +111,8 @@ class PrefixCache:
         if hit.tail >= 0:
             self._cache.load_tail(hit.tail, row)
         self._let_go(hit)
-        self.trail(table[row]).rough = hit.rough
+        trail = self.trail(table[row])
+        trail.rough, trail.admitted = hit.rough, True
 
     def passed(self, table: SequenceTable, plan: Plan) -> None:
         """Keep the windows at borders that a step given to the device passes, before they are given back."""
