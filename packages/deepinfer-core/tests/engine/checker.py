@@ -212,19 +212,17 @@ class CheckingModel:
         for ratio, groups in batch.groups.items():
             rows, slots, memory = groups.rows.numpy(), groups.slots.numpy(), self._memory.entries[ratio]
             completes = (positions + 1) % ratio == 0
-            ends = np.flatnonzero(completes)
             assert completes[rows].all(), "an entry of a group that is not complete"
             assert len(set(slots.tolist())) == len(slots), "an entry of two rows"
-            each = BLOCK_TOKENS // ratio
-            values = _entries(ratio, positions[ends], self._members(batch, ratio, ends), seen[ends])
-            own = np.zeros_like(completes)
+            each, own = BLOCK_TOKENS // ratio, np.zeros_like(completes)
             own[rows] = True
-            own = own[ends]
-            memory[slots] = values[own]
-            left = np.flatnonzero(~own & ~self._cut_short(batch)[ends])
-            places = positions[ends[left]] // ratio
-            found = memory[tables[ends[left], places // each] * each + places % each]
-            assert (found == values[left]).all(), "a shared entry differs"
+            # What a row need not write is what it would have written, but for a bounded replay.
+            ends = np.flatnonzero(completes & (own | ~self._cut_short(batch)))
+            values = _entries(ratio, positions[ends], self._members(batch, ratio, ends), seen[ends])
+            memory[slots] = values[own[ends]]
+            places = positions[ends] // ratio
+            found = memory[tables[ends, places // each] * each + places % each]
+            assert (found == values).all(), "a shared entry differs"
             self._remember(batch, ratio)
             entries = np.arange(batch.max_context // ratio)
             visible = entries < ((positions + 1) // ratio)[:, None]

@@ -160,54 +160,61 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
         DiskTier(occupied, LIMIT, LAYOUT)
 
 
-WRITER = """
-import sys
+WRITERS = """
+import os, sys
 from pathlib import Path
 import numpy as np, torch
 from deepinfer.engine.disk_tier import DiskTier
-tier = DiskTier(Path(sys.argv[1]), 1 << 24, bytes(range(32)))
-print("ready", flush=True)
-number, told = int(sys.argv[2]), 0
-while True:
-    data = np.random.default_rng(number).integers(0, 256, 3000, dtype=np.uint8)
-    tier.put(number.to_bytes(32, "big"), torch.from_numpy(data))
-    number += 1
-    tier.flush()
-    print(number - 1, flush=True)
+for line in sys.stdin:
+    folder, number = sys.argv[1], int(line)
+    if writer := os.fork():
+        os.waitpid(writer, 0)
+        print("ended", flush=True)
+        continue
+    tier = DiskTier(Path(folder), 1 << 24, bytes(range(32)))
+    print(os.getpid(), flush=True)
+    while True:
+        data = np.random.default_rng(number).integers(0, 256, 3000, dtype=np.uint8)
+        tier.put(number.to_bytes(32, "big"), torch.from_numpy(data))
+        number += 1
+        tier.flush()
+        print(number - 1, flush=True)
 """
-
-
-def killed_writer(folder: Path, first: int, delay_s: float) -> list[int]:
-    """Run a process that writes piece after piece, kill it after a while; return what it acknowledged."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(first)], stdout=subprocess.PIPE, text=True, env=os.environ
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(delay_s)
-    process.kill()
-    lines = process.stdout.read().split("\n")
-    process.wait()
-    return [int(line) for line in lines[:-1]]
+"""Starts a process for each number that it reads, which writes piece after piece; imports what that needs once."""
 
 
 def check_kills(folder: Path, kills: int) -> None:
+    """Let processes write, kill each after a while, and look at what they acknowledged."""
     generator = np.random.default_rng(kills)
+    command = [sys.executable, "-c", WRITERS, str(folder)]
     first, acknowledged = 0, 0
-    for _ in range(kills):
-        numbers = killed_writer(folder, first, float(generator.uniform(0, 0.3)))
-        tier = DiskTier(folder, 1 << 24, LAYOUT)
-        for number in numbers:
-            found = tier.get(key(number))
-            assert found is not None, f"piece {number} was acknowledged and is lost"
-            assert torch.equal(found, data(number))
-        for number in range(first, first + len(numbers) + 2):
-            found = tier.get(key(number))
-            assert found is None or torch.equal(found, data(number))
-        assert not list(folder.glob("*/*.unfinished"))
-        tier.close()
-        first, acknowledged = first + len(numbers) + 2, acknowledged + len(numbers)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writers:
+        assert writers.stdin is not None
+        assert writers.stdout is not None
+        for _ in range(kills):
+            print(first, file=writers.stdin, flush=True)
+            writer = int(writers.stdout.readline())
+            time.sleep(float(generator.uniform(0, 0.3)))
+            os.kill(writer, signal.SIGKILL)
+            numbers = [int(line) for line in iter(writers.stdout.readline, "ended\n")]
+            check_folder(folder, first, numbers)
+            first, acknowledged = first + len(numbers) + 2, acknowledged + len(numbers)
+        writers.stdin.close()
     assert acknowledged > 0
+
+
+def check_folder(folder: Path, first: int, acknowledged: list[int]) -> None:
+    """What was acknowledged is there; what else was begun is there as it was meant, or not at all."""
+    tier = DiskTier(folder, 1 << 24, LAYOUT)
+    for number in acknowledged:
+        found = tier.get(key(number))
+        assert found is not None, f"piece {number} was acknowledged and is lost"
+        assert torch.equal(found, data(number))
+    for number in range(first, first + len(acknowledged) + 2):
+        found = tier.get(key(number))
+        assert found is None or torch.equal(found, data(number))
+    assert not list(folder.glob("*/*.unfinished"))
+    tier.close()
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
