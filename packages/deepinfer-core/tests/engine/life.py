@@ -68,7 +68,7 @@ SIZES = st.fixed_dictionaries(
         "max_num_seqs": st.integers(3, 5),
         "max_num_batched_tokens": st.sampled_from([17, 60, 200, 400]),
         "max_prefill_tokens_per_step": st.sampled_from([5, 40, 400]),
-        "blocks": st.sampled_from([3, 4, 5, 8]),
+        "blocks": st.sampled_from([3, 4, 4, 6]),
         "window_blocks": st.sampled_from([3, 5, 9, 14]),
         "snapshots": st.integers(1, 4),
         "overlap": st.booleans(),
