@@ -1,14 +1,15 @@
 """What the prefix cache saves: rows that run, the time to find a prefix, and what the bounded decoder leaves out.
 
-Run as `uv run python benchmarks/prefix_cache.py`; `--wall` also runs the embedded tiny model on the same prompts.  Rows
-are those that the real scheduler plans: no model runs for them, because their number does not depend on one.  FLOPs are
-counted from shapes, at the sizes of the released V4.1 model.
+Run as `uv run python benchmarks/prefix_cache.py`; `--wall` also runs the embedded tiny model on the same prompts,
+`--decoder` on one cold prompt with the bounded and the full decoder half.  Rows are those that the real scheduler
+plans: no model runs for them, because their number does not depend on one.  FLOPs are counted from shapes, at the sizes
+of the released V4.1 model.
 """
 
 import argparse
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from deepinfer.model.read_config import parse_config
 from deepinfer.model.tiny import tiny_config
 
 WINDOW, KEPT, STEP_ROWS = 128, 140, 2048
+LETTERS = 30, 250
+"""Token ids that are letters in the tiny model's vocabulary."""
 PRECISION = Precision(torch.float32, round_inputs=False, cache="model")
 
 
@@ -87,9 +90,9 @@ def prompts(length: int, shared: float) -> list[tuple[str, Integers]]:
     """Prompts of `length` tokens of which a share has been read before, as a first turn or inside of another prompt."""
     generator = np.random.default_rng(0)
     known = int(length * shared)
-    base, ends = generator.integers(3, 250, length), generator.integers(3, 250, (3, length - known))
+    base, ends = generator.integers(*LETTERS, length), generator.integers(*LETTERS, (3, length - known))
     border = known // WINDOW * WINDOW
-    turn = np.concatenate([base[:border], generator.integers(3, 250, length - border)])
+    turn = np.concatenate([base[:border], generator.integers(*LETTERS, length - border)])
     return [
         ("cold", base[: border + 1]),
         ("next turn, the hit ends on a border", turn),
@@ -114,11 +117,11 @@ def match(length: int, rounds: int) -> None:
     """Print how long it takes to find a prompt that was read before."""
     loop = Loop(length + 256)
     generator = np.random.default_rng(1)
-    base = generator.integers(3, 250, length)
+    base = generator.integers(*LETTERS, length)
     loop.run(base)
     wall, own = [], []
     for _ in range(rounds):
-        sequence = loop.sequence(np.concatenate([base[:-1], generator.integers(3, 250, 2)]))
+        sequence = loop.sequence(np.concatenate([base[:-1], generator.integers(*LETTERS, 2)]))
         began, used = time.perf_counter_ns(), time.thread_time_ns()
         hit = loop.prefixes.find(sequence)
         own.append((time.thread_time_ns() - used) / 1000)
@@ -128,28 +131,125 @@ def match(length: int, rounds: int) -> None:
     print(f"finding {hit.written} of {length} tokens: {times} (medians of {rounds}; least {min(wall):.0f})")
 
 
-def decoder_flops(length: int) -> None:
-    """Print the FLOPs of a prompt with the bounded and with the full decoder half, from the released sizes."""
-    hidden, heads, head, q_rank, o_rank, groups = 5120, 64, 512, 1280, 1024, 8
-    experts, picks, width, streams, index_heads, index_dim, top = 384, 6, 2304, 4, 32, 128, 512
-    linear = hidden * q_rank + q_rank * heads * head + hidden * head + heads * head * o_rank + groups * o_rank * hidden
-    ffn = (picks + 1) * 3 * hidden * width + hidden * experts
-    mixing = 2 * (streams * hidden) * 24
-    window, selected = 2 * heads * head * WINDOW, 2 * heads * head * top
+@dataclass(frozen=True)
+class Sizes:
+    """What the FLOPs of a prompt follow from.
+
+    Both halves have `layers`; of the encoder's, `sparse` attend to selected entries and `owners` form entries and index
+    keys; of the decoder's, one of `indexers` chooses among all entries, the others among `candidates`.
+    """
+
+    hidden: int
+    heads: int
+    head: int
+    q_rank: int
+    o_rank: int
+    groups: int
+    experts: int
+    picks: int
+    width: int
+    window: int
+    index_heads: int
+    index_dim: int
+    top: int
+    layers: int
+    sparse: int
+    owners: int
+    engram: int
+    indexers: int
+    candidates: int
+    streams: int = 4
+
+
+RELEASED = Sizes(
+    hidden=5120,
+    heads=64,
+    head=512,
+    q_rank=1280,
+    o_rank=1024,
+    groups=8,
+    experts=384,
+    picks=6,
+    width=2304,
+    window=128,
+    index_heads=32,
+    index_dim=128,
+    top=512,
+    layers=20,
+    sparse=18,
+    owners=3,
+    engram=2 * 6144 * 25600,
+    indexers=5,
+    candidates=16384,
+)
+TINY = Sizes(
+    hidden=128,
+    heads=4,
+    head=64,
+    q_rank=64,
+    o_rank=32,
+    groups=2,
+    experts=8,
+    picks=2,
+    width=64,
+    window=32,
+    index_heads=4,
+    index_dim=64,
+    top=16,
+    layers=4,
+    sparse=2,
+    owners=1,
+    engram=2 * 6 * 32 * 5 * 128,
+    indexers=2,
+    candidates=64,
+)
+
+
+def decoder_flops(of: Sizes, length: int) -> tuple[float, float]:
+    """Return the FLOPs of a prompt with the bounded and with the full decoder half."""
+    linear = of.hidden * of.q_rank + of.q_rank * of.heads * of.head + of.hidden * of.head
+    linear += of.heads * of.head * of.o_rank + of.groups * of.o_rank * of.hidden
+    ffn = (of.picks + 1) * 3 * of.hidden * of.width + of.hidden * of.experts
+    mixing = 2 * (of.streams * of.hidden) * 24
+    window, selected = 2 * of.heads * of.head * of.window, 2 * of.heads * of.head * of.top
     visible = lambda ratio: length / ratio / 2  # noqa: E731 - mean entries before a row
-    score = lambda entries: index_heads * index_dim * entries  # noqa: E731
-    index = hidden * index_heads + q_rank * index_heads * index_dim
+    score = lambda entries: of.index_heads * of.index_dim * entries  # noqa: E731
+    index = of.hidden * of.index_heads + of.q_rank * of.index_heads * of.index_dim
     base = linear + ffn + mixing + window
-    encoder = 20 * base + 18 * selected + 3 * (2 * hidden * head + head * index_dim + index + score(visible(2)))
-    encoder += 2 * (6144 * 25600)
-    publish = hidden * head + head * index_dim
-    decoder = 20 * (base + selected) + 5 * index + score(visible(1)) + 4 * score(min(visible(1), 16384))
-    full = 2 * length * (encoder + publish + decoder)
-    bounded = 2 * (length * (encoder + publish) + KEPT * decoder)
+    publish = of.hidden * of.head + of.head * of.index_dim
+    encoder = of.layers * base + of.sparse * selected + of.engram
+    encoder += of.owners * (of.hidden * of.head + publish + index + score(visible(2)))
+    decoder = of.layers * (base + selected) + of.indexers * index + score(visible(1))
+    decoder += (of.indexers - 1) * score(min(visible(1), of.candidates))
+    return 2 * (length * (encoder + publish) + KEPT * decoder), 2 * length * (encoder + publish + decoder)
+
+
+def tell_decoder_flops(length: int) -> None:
+    """Print them at the sizes of the released model."""
+    bounded, full = decoder_flops(RELEASED, length)
     print(
         f"{length:>9} tokens: {bounded / length / 1e9:.2f} GF a token with {KEPT} decoder rows, "
         f"{full / length / 1e9:.2f} with all: {bounded / full:.3f}x"
     )
+
+
+def decoder_time(length: int) -> None:
+    """Print what the bounded decoder half of the tiny model saves of the time of a cold prompt, beside its FLOPs."""
+    tokens = np.random.default_rng(0).integers(*LETTERS, length).tolist()
+    taken: dict[bool, float] = {}
+    for replay in (KEPT, "off"):
+        sizes = {"max_model_len": length + 256, "max_num_seqs": 2, "max_num_batched_tokens": STEP_ROWS}
+        llm = LLM("tiny", accelerator="cpu", decoder_replay=replay, prefix_cache="off", **sizes)
+        llm.generate(tokens[:300], SamplingParams(temperature=0, max_tokens=1))
+        began, used = time.perf_counter(), time.process_time()
+        done = llm.generate(tokens, SamplingParams(temperature=0, max_tokens=1))[0]
+        assert done.error is None, done.error
+        taken[replay == KEPT] = time.process_time() - used
+        wall = time.perf_counter() - began
+        print(f"decoder_replay={replay!s:<5}{wall:>8.2f} s wall, {taken[replay == KEPT]:.2f} s of the processor")
+    bounded, full = decoder_flops(TINY, length)
+    told = f"time {taken[True] / taken[False]:.3f}x, FLOPs {bounded / full:.3f}x"
+    print(f"tiny model, cold prompt of {length} tokens, {KEPT} decoder rows of all: {told}")
 
 
 def wall_time(length: int, shared: float) -> None:
@@ -159,6 +259,7 @@ def wall_time(length: int, shared: float) -> None:
         for name, tokens in prompts(length, shared):
             began = time.perf_counter()
             done = llm.generate(tokens.tolist(), SamplingParams(temperature=0, max_tokens=1))[0]
+            assert done.error is None, done.error
             told = "" if done.cache is None else f"{done.cache.computed} rows"
             print(f"decoder_replay={replay!s:<5} {name:<38}{time.perf_counter() - began:>8.2f} s  {told}")
 
@@ -170,12 +271,15 @@ def main() -> None:
     parser.add_argument("--shared", type=float, default=0.96)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--wall", action="store_true", help="also run the tiny model, minutes")
+    parser.add_argument("--decoder", action="store_true", help="also time a cold prompt of the tiny model, a minute")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows(arguments.length, arguments.shared)
     match(8192, arguments.rounds)
     for length in (32768, 131072, 1048576):
-        decoder_flops(length)
+        tell_decoder_flops(length)
+    if arguments.decoder:
+        decoder_time(arguments.length)
     if arguments.wall:
         wall_time(arguments.length, arguments.shared)
 
