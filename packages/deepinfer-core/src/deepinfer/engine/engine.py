@@ -11,6 +11,7 @@ from itertools import count
 from typing import get_args
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from deepinfer.accelerator.base import Accelerator
@@ -34,6 +35,10 @@ from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
 
 _log = logging.getLogger(__name__)
+_NO_MEMORY = (
+    "a step of %d rows found no memory on the device: its sequences are computed again, in steps of at most %d rows "
+    "from now on; lower max_num_batched_tokens or memory_fraction"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,13 @@ class Engine:
             if isinstance(flight, _Failed):
                 raise flight.error
             tokens = self.sampler.read(flight)
+        except torch.OutOfMemoryError as error:
+            rows = self.scheduler.narrow()
+            if rows is None:
+                return self.scheduler.fail(flight.plan, error)
+            self._ahead = None
+            _log.warning(_NO_MEMORY, int(flight.plan.counts.sum()), rows)
+            return []
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("a step of %d sequences failed", len(flight.plan.rows))
             return self.scheduler.fail(flight.plan, error)

@@ -194,6 +194,17 @@ class Scheduler:
         while len(self._running):
             self._preempt()
 
+    def narrow(self) -> int | None:
+        """Recompute every sequence in steps of half as many rows from now on; returns how many, None if none are left.
+
+        For a step that found no memory: activations grow with its rows.
+        """
+        if self._budget == 1:
+            return None
+        self._budget //= 2
+        self.retract()
+        return self._budget
+
     def reset(self) -> list[Progress]:
         """End every request and begin with clean books, after an interrupt in the middle of a change."""
         told = "the engine was interrupted while it changed its books: send the request again"
