@@ -410,3 +410,12 @@ def test_the_watch_sees_what_comes_from_the_host() -> None:
             take()
     with Elsewhere():
         assert torch.where(torch.empty(3, device=device) > 0, 1.0, torch.zeros(3, device=device)).shape == (3,)
+
+
+def test_the_same_step_twice_copies_nothing_and_gives_the_same(tiny: Callable[[str], Tiny]) -> None:
+    one = tiny("deepseek_v41")
+    cache = KVCache(one.config, one.ops, FLOAT64, blocks=2, window_blocks=2, states=2)
+    runner = GraphRunner(one.model, one.config, cache, Recording(), GraphLimits(2, 1, 512))
+    batch = _empty_batch(GraphSize(2, 2, 100), one.config, 1, torch.device("cpu"))
+    first = runner.forward(batch, cache).logits.clone()
+    assert torch.equal(runner.forward(batch, cache).logits, first)
