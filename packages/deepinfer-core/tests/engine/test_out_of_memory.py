@@ -66,7 +66,7 @@ def test_a_row_that_finds_no_memory_alone_ends_its_request(caplog: pytest.LogCap
         (ended,) = drain(engine)[number]
     assert ended.finish_reason == "error"
     assert "OutOfMemoryError: tried to allocate 2.00 GiB" in str(ended.error)
-    assert "a step of 3 rows found no memory on the device" in caplog.records[0].getMessage()
+    assert "a step found no memory on the device, steps have at most 256 rows now" in caplog.records[0].getMessage()
 
 
 def test_a_model_that_does_not_fit_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,7 @@ from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
 
 _log = logging.getLogger(__name__)
-_NO_MEMORY = (
-    "a step of %d rows found no memory on the device: its sequences are computed again, in steps of at most %d rows "
-    "from now on; lower max_num_batched_tokens or memory_fraction"
-)
+_NO_MEMORY = "a step found no memory on the device, steps have at most %d rows now; lower max_num_batched_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +225,10 @@ class Engine:
                 raise flight.error
             tokens = self.sampler.read(flight)
         except torch.OutOfMemoryError as error:
-            rows = self.scheduler.narrow()
-            if rows is None:
+            if not (rows := self.scheduler.narrow()):
                 return self.scheduler.fail(flight.plan, error)
             self._ahead = None
-            _log.warning(_NO_MEMORY, int(flight.plan.counts.sum()), rows)
+            _log.warning(_NO_MEMORY, rows)
             return []
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("a step of %d sequences failed", len(flight.plan.rows))
