@@ -1,6 +1,6 @@
 """The ops of one layer on an NVIDIA device: checked against the reference, then timed beside their floors and peers.
 
-    python benchmarks/cuda_layers.py [--only experts,linear,mixing,attention] [--json rows.json]
+    python benchmarks/cuda_layers.py [--only experts,linear,mixing,attention,index,cache] [--json rows.json]
 
 Shapes are those of V4.1-Flash.  Weights are random bytes in the checkpoint's formats.  Each row replays a CUDA graph of
 several calls whose weights or inputs rotate past the L2 cache, and gives the median of nine replays.  The floor is the
@@ -13,22 +13,26 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 import triton
 from torch import Tensor
 
+from deepinfer.accelerator.batch import Batch, RecordView, TailView, tail_ring
 from deepinfer.accelerator.conformance.inputs import Span, batch_of, records, ropes
 from deepinfer.accelerator.ops import Ops
-from deepinfer.accelerator.ops.sparse_attention import KeySources
+from deepinfer.accelerator.ops.sparse_attention import IndexRequest, KeySources
 from deepinfer.accelerator.ops.stream_mixing import MixSettings
 from deepinfer.accelerator.parameters import MixParameters, Precision, StoredExpert, StoredWeight
+from deepinfer_kernels_cuda.kernels.index import Scored, index_scores
+from deepinfer_kernels_cuda.kernels.selection import Rows, select
 from deepinfer_kernels_cuda.ops import NvidiaOps
 
 BANDWIDTH, FP8_RATE = 4.3e12, 1.297e15
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, HEADS, HEAD_DIM = 5120, 2304, 384, 6, 64, 512
+INDEX_HEADS, INDEX_DIM, PROMPT = 32, 128, 8192
 L2_BYTES = 256 << 20
 """More than twice the cache: what rotates is at least so large."""
 DEVICE = torch.device("cuda")
@@ -46,6 +50,25 @@ ATTENTION_PEERS = {
     512: {1: 12.0, 32: 22.0, 128: 45.0, 256: 87.0},
     0: {1: 10.0, 32: 11.0, 128: 12.5, 256: 25.0},
 }
+SCORE_PEERS = {
+    (1, 8192): 8.9,
+    (1, 131072): 76.0,
+    (1, 1048576): 532.0,
+    (32, 8192): 153.0,
+    (32, 65536): 1208.0,
+    (128, 16384): 1033.0,
+}
+"""By rows and entries of each."""
+CHOICE_PEERS = {
+    (1, 131072, 512): 6.4,
+    (1, 1048576, 512): 14.0,
+    (32, 65536, 512): 12.0,
+    (128, 16384, 512): 6.1,
+    (4096, 8192, 512): 74.0,
+    (1, 1048576, 2048): 14.0,
+    (32, 131072, 2048): 19.0,
+}
+"""By rows, scores of each and how many are chosen."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +91,7 @@ class Row:
 def main() -> None:
     """Check, then time, the sections that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="experts,linear,mixing,attention")
+    parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sections = [SECTIONS[name] for name in options.only.split(",")]
@@ -318,7 +341,133 @@ class Attention:
                 )
 
 
-SECTIONS = {"experts": Experts, "linear": Linear, "mixing": Mixing, "attention": Attention}
+class Index:
+    """Decode rows that see `entries` entries of 68 bytes: scores alone, the choice alone, and the whole op."""
+
+    @staticmethod
+    def step(ops: Ops, rows: int, entries: int, seed: int) -> tuple[Batch, IndexRequest]:
+        """One decode step at ratio 1 with random keys, and what an index source asks."""
+        torch.manual_seed(seed)
+        blocks = entries // 128
+        memory = ops.new_records("fp4_group32", rows * entries, INDEX_DIM, 64)
+        memory[:, :64] = torch.randint(0, 256, (memory.shape[0], 64), device=DEVICE, dtype=torch.uint8)
+        memory[:, 64:] = torch.randint(120, 124, (memory.shape[0], 4), device=DEVICE, dtype=torch.uint8)
+        batch = replace(
+            batch_of(ops, [Span(300, 301)] * rows),
+            positions=torch.full((rows,), entries - 1, device=DEVICE),
+            block_tables=torch.randperm(rows * blocks, device=DEVICE).view(rows, blocks),
+            max_context=entries,
+        )
+        view = RecordView(memory, "fp4_group32", INDEX_DIM, 64)
+        weights = torch.randn(rows, INDEX_HEADS, device=DEVICE)
+        query = normal(rows, INDEX_HEADS, INDEX_DIM)
+        request = IndexRequest(query, weights, view, ropes(ops, 64)[1], 1, 512, 8)
+        return ops.prepare(batch, 128, ropes(ops, 64), ()), request
+
+    @staticmethod
+    def check(ours: NvidiaOps, reference: Ops) -> Iterator[tuple[str, float, float]]:
+        """Share of chosen entries that the reference does not choose: sums in another order may swap neighbours."""
+        for rows, entries in ((1, 1024), (30, 4096), (3, 65536)):
+            chosen = []
+            for ops in (ours, reference):
+                batch, request = Index.step(ops, rows, entries, 7)
+                marks = torch.zeros(rows, entries, dtype=torch.bool, device=DEVICE)
+                chosen.append(marks.scatter_(1, ops.select_entries(request, batch)[0].entries, True))
+            yield f"index {rows} rows, {entries} entries", float((chosen[0] != chosen[1]).sum()) / (rows * 512), 1e-2
+
+    @staticmethod
+    def time(ours: NvidiaOps) -> Iterator[Row]:
+        """The rows of the table."""
+        for (rows, entries), peer_us in SCORE_PEERS.items():
+            moved = rows * entries * (68 + 4)
+            steps = [Index.step(ours, rows, entries, seed) for seed in range(copies(moved))]
+            given = [(request.query, Index.scored(request, batch)) for batch, request in steps]
+            us = graph_us([lambda g=g: index_scores(*g) for g in given])
+            yield Row(
+                f"index scores of {entries}", rows, us, floor_us(moved, 2.0 * rows * entries * 4096), "SGLang", peer_us
+            )
+            us = graph_us([lambda s=s: ours.select_entries(s[1], s[0]) for s in steps])
+            yield Row(f"select_entries of {entries}", rows, us, floor_us(moved), "", None)
+        batch, request = Index.step(ours, 1, PROMPT, 0)
+        request = replace(request, query=normal(PROMPT, INDEX_HEADS, INDEX_DIM))
+        request = replace(request, weights=torch.randn(PROMPT, INDEX_HEADS, device=DEVICE))
+        numbers = torch.arange(PROMPT, device=DEVICE)
+        bare = replace(batch, positions=numbers, sequences=torch.zeros_like(numbers))
+        batch = ours.prepare(bare, 128, ropes(ours, 64), ())
+        us = graph_us([lambda: index_scores(request.query, Index.scored(request, batch))])
+        yield Row("index scores of a prompt", PROMPT, us, floor_us(4 * PROMPT**2 / 2, PROMPT**2 * 4096), "", None)
+        us = graph_us([lambda: ours.select_entries(request, batch)])
+        yield Row("select_entries of a prompt", PROMPT, us, floor_us(4 * PROMPT**2 / 2, PROMPT**2 * 4096), "", None)
+        for (rows, entries, most), peer_us in CHOICE_PEERS.items():
+            sets = [torch.randn(rows, entries, device=DEVICE) for _ in range(min(4, copies(4 * rows * entries)))]
+            numbers = torch.arange(rows, device=DEVICE)
+            tables = torch.zeros(rows, entries // 128, dtype=torch.int64, device=DEVICE)
+            where = Rows(torch.full_like(numbers, entries - 1), numbers, tables, 1)
+            us = graph_us([lambda s=s, w=where, e=entries, m=most: select(s, None, w, e, m) for s in sets])
+            yield Row(
+                f"best {most} of {entries}", rows, us, floor_us(4 * rows * entries), "DeepSelect, SGLang", peer_us
+            )
+
+    @staticmethod
+    def scored(request: IndexRequest, batch: Batch) -> Scored:
+        """What `index_scores` takes."""
+        memory = (request.keys.data, batch.block_tables, batch.sequences, batch.positions)
+        return Scored(request.weights, *memory, 1, batch.max_context, None, 8)
+
+
+class Cache:
+    """What a step writes: prepared tables, window KV, and entries with their index keys of a compressor of ratio 2."""
+
+    @staticmethod
+    def step(ops: Ops, rows: int, seed: int) -> dict[str, Callable[[], object]]:
+        """One decode step whose rows each end a group, by op."""
+        torch.manual_seed(seed)
+        bare, turning = batch_of(ops, [Span(301, 302)] * rows, (2,)), ropes(ops, 64)
+        batch = ops.prepare(bare, 128, turning, ())
+        rope, norm = turning[1], torch.rand(HEAD_DIM, device=DEVICE)
+        kinds = (("fp8_group32", HEAD_DIM), ("fp4_group16", HEAD_DIM), ("fp4_group32", INDEX_DIM))
+        window, entries, keys = (
+            RecordView(ops.new_records(kind, 384 * rows, width, 64), kind, width, 64) for kind, width in kinds
+        )
+        tail = TailView(*(torch.zeros(rows + 1, tail_ring(2), HEAD_DIM, device=DEVICE) for _ in range(2)))
+        projected, kv = torch.randn(rows, 2 * HEAD_DIM, device=DEVICE), normal(rows, HEAD_DIM)
+        latents, thin = normal(rows + 1, HEAD_DIM), normal(rows + 1, INDEX_DIM)
+        return {
+            "prepare": lambda: ops.prepare(bare, 128, turning, ()),
+            "write_window": lambda: ops.write_window(kv, norm, 1e-20, batch, rope, window),
+            "compress": lambda: ops.compress(projected, None, batch, 2, tail),
+            "write_entries, 288 bytes": lambda: ops.write_entries(latents, batch, 2, rope, entries),
+            "write_entries, 68 bytes": lambda: ops.write_entries(thin, batch, 2, rope, keys),
+        }
+
+    @staticmethod
+    def check(ours: NvidiaOps, reference: Ops) -> Iterator[tuple[str, float, float]]:
+        """The conformance suite holds every byte; here nothing is left to check."""
+        yield from ()
+
+    @staticmethod
+    def time(ours: NvidiaOps) -> Iterator[Row]:
+        """The rows of the table."""
+        per_row = {
+            "prepare": 3 * 128 * 8,
+            "write_window": HEAD_DIM * 2 + 528,
+            "compress": 4 * HEAD_DIM * 4,
+            "write_entries, 288 bytes": HEAD_DIM * 2 + 288,
+            "write_entries, 68 bytes": INDEX_DIM * 2 + 68,
+        }
+        for rows in (1, 32, 256):
+            for name, call in Cache.step(ours, rows, 0).items():
+                yield Row(name, rows, graph_us([call] * 8), floor_us(rows * per_row[name]), "", None)
+
+
+SECTIONS = {
+    "experts": Experts,
+    "linear": Linear,
+    "mixing": Mixing,
+    "attention": Attention,
+    "index": Index,
+    "cache": Cache,
+}
 
 if __name__ == "__main__":
     main()

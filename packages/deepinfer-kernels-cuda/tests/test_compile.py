@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 MOST_REGISTERS = 255
-MOST_SPILLED, MOST_SPILLED_ATTENTION = 32, 900
-"""Bytes of a thread's registers that may lie in memory; attention holds 64 heads of 512 channels and unpacks keys."""
+MOST_SPILLED = 32
+MOST_SPILLED_OF = {"attend": 900, "select": 256, "turns": 48}
+"""Bytes of a thread's registers that may lie in memory.
+
+Attention holds 64 heads of 512 channels and unpacks keys; the choice of the best runs faster twice at once than without
+spills once; rotations keep the digits of pi that large angles need.
+"""
 COMPILER = Path(__file__).parent / "compile_kernels.py"
 
 
@@ -24,7 +29,7 @@ def test_every_variant_compiles(capability: int) -> None:
     usage = json.loads(result.stdout)
     assert len(usage) > 30
     for name, found in usage.items():
-        most = MOST_SPILLED_ATTENTION if name.startswith("attend") else MOST_SPILLED
+        most = MOST_SPILLED_OF.get(name.split()[0], MOST_SPILLED)
         assert found["spilled"] <= most, (name, found)
         assert not found["local"], (name, found)
     assert max(found["registers"] for found in usage.values()) <= MOST_REGISTERS

@@ -10,7 +10,8 @@ from deepinfer_kernels_cuda.ops import NvidiaOps
 QUANTISED = Precision(torch.bfloat16, round_inputs=True, cache="records")
 WITH_KERNELS = {
     *("linear", "grouped_linear", "route", "experts", "shared_expert", "mix_in", "mix_out"),
-    *("rms_norm", "rotate_queries", "write_window", "attention"),
+    *("rms_norm", "rotate_queries", "write_window", "attention", "select_entries", "write_entries", "compress"),
+    *("collapse", "combine", "ngram_rows", "engram_lookup", "engram_gate"),
     *("mask_tokens", "greedy", "sample"),
 }
 

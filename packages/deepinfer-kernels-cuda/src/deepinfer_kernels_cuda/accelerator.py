@@ -15,8 +15,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.accelerator.tiled_ops import TiledOps
 from deepinfer.errors import AcceleratorError
-from deepinfer_kernels_cuda.ops import NvidiaOps
-from deepinfer_kernels_cuda.uploads import Uploads
+from deepinfer_kernels_cuda.ops import NvidiaOps, SteadyNvidiaOps
 from deepinfer_kernels_cuda.warm import compile_all
 
 
@@ -44,8 +43,6 @@ class NvidiaAccelerator(Accelerator):
         # cuBLAS may add the parts of a bfloat16 product in bfloat16; ops round once, at their end.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._side = torch.cuda.Stream(self.device)
-        self._uploads = Uploads(self.device, torch.cuda.Event)
-        self._anchor: torch.cuda.CUDAGraph | None = None
         self._graphs = torch.cuda.graph_pool_handle()
 
     @override
@@ -62,8 +59,13 @@ class NvidiaAccelerator(Accelerator):
 
     @override
     def deterministic_ops(self, precision: Precision) -> Ops:
-        """Return the reference by tiles, without a kernel of this wheel; `deepinfer verify-determinism` proves it."""
-        return TiledNvidiaOps(self.device, precision)
+        """Return ops whose rows do not depend on the batch; `deepinfer verify-determinism` proves it.
+
+        Where this wheel's kernels run (bfloat16, a cache of records) these; else the reference by tiles.
+        """
+        steady = SteadyNvidiaOps(self.device, precision)
+        kernels = steady.no_kernels is None and precision.cache == "records"
+        return steady if kernels else TiledNvidiaOps(self.device, precision)
 
     @override
     def memory(self) -> tuple[int, int]:
@@ -72,11 +74,6 @@ class NvidiaAccelerator(Accelerator):
     @override
     def pinned(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory()
-
-    @override
-    def upload(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the device; the host goes on reading while it is made."""
-        return self._uploads.upload(tensor)
 
     @override
     def host_table(self, tensor: Tensor) -> Tensor:
@@ -103,17 +100,8 @@ class NvidiaAccelerator(Accelerator):
         with torch.cuda.stream(self._side):
             run()
         torch.cuda.current_stream(self.device).wait_stream(self._side)
-        if self._anchor is None:
-            self._anchor = self._nothing()
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile: the writer of the disk tier does.
         with torch.cuda.graph(graph, pool=self._graphs, capture_error_mode="thread_local"):
             run()
         return graph.replay
-
-    def _nothing(self) -> torch.cuda.CUDAGraph:
-        """A graph that keeps the pool alive: torch takes none whose graphs are all gone, as after one that failed."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs):
-            torch.zeros(1, device=self.device)
-        return graph

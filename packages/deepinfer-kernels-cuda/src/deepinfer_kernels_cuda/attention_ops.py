@@ -1,29 +1,29 @@
-"""Attention on the device: norms and rotations, window KV into records, and the core over records of V4.1.
+"""Attention on the device: norms, rotations, and the core over window KV and entries in quantised records.
 
-V4's records, unquantised caches, the index and the compressors are the reference.
+Unquantised caches are the reference; the choice of entries is `index_ops.py`'s.
 """
 
 from collections.abc import Mapping
 from typing import override
 
-import torch
 from torch import Tensor
 
 from deepinfer.accelerator.batch import Batch, RecordView, Rope
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.paged_cache import prepared_of
 from deepinfer.accelerator.ops.sparse_attention import KeySources
+from deepinfer_kernels_cuda.cache_ops import row_turns
 from deepinfer_kernels_cuda.kernel_ops import KernelOps
-from deepinfer_kernels_cuda.kernels.attention import FP4, FP8, Keys, attend
-from deepinfer_kernels_cuda.kernels.rows import rms_norm, rotate_queries, write_window
+from deepinfer_kernels_cuda.kernels.attention import Keys, attend
+from deepinfer_kernels_cuda.kernels.records import FORMATS, takes_record
+from deepinfer_kernels_cuda.kernels.rows import rms_norm, rotate_queries
 
-FORMATS = {"fp8_group32": FP8, "fp4_group16": FP4}
 WIDEST = 8192
 """Channels of a row that a norm holds in registers."""
 
 
 class AttentionKernels(KernelOps, Ops):
-    """`rms_norm`, `rotate_queries`, `write_window` and `attention`."""
+    """`rms_norm`, `rotate_queries` and `attention`."""
 
     @override
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -37,31 +37,24 @@ class AttentionKernels(KernelOps, Ops):
     def rotate_queries(self, q: Tensor, batch: Batch, rope: Rope, norm_eps: float | None) -> Tensor:
         if not self._turns(q.shape[2], rope) or q.dtype != self.dtype:
             return super().rotate_queries(q, batch, rope, norm_eps)
-        return rotate_queries(q.contiguous(), _turns(batch, rope), norm_eps)
-
-    @override
-    def write_window(self, kv: Tensor, norm: Tensor, eps: float, batch: Batch, rope: Rope, view: RecordView) -> None:
-        takes = self._turns(view.width, rope) and view.format == "fp8_group32" and kv.dtype == self.dtype
-        if not takes or kv.stride(1) != 1:
-            super().write_window(kv, norm, eps, batch, rope, view)
-            return
-        write_window(kv, norm, eps, _turns(batch, rope), prepared_of(batch).window_slots, view.data)
+        return rotate_queries(q.contiguous(), row_turns(batch, rope), norm_eps)
 
     @override
     def attention(self, q: Tensor, keys: KeySources, sink: Tensor, batch: Batch, rope: Rope) -> Tensor:
-        takes = self._turns(q.shape[2], rope) and q.dtype == self.dtype and keys.window.format == "fp8_group32"
-        chosen = keys.entries is not None and keys.selection is not None
-        if not takes or (keys.entries is not None and chosen and keys.entries.format not in FORMATS):
+        chosen = keys.entries if keys.selection is not None and keys.selection.slots.shape[1] else None
+        takes = self._turns(q.shape[2], rope) and q.dtype == self.dtype and _reads(keys.window)
+        if not takes or (chosen is not None and not _reads(chosen)):
+            self.only_reference("attention", f"{keys.window.format} records of {q.shape[2]} channels")
             return super().attention(q, keys, sink, batch, rope)
         prepared = prepared_of(batch)
         bias = prepared.decoder_bias if keys.decoder else prepared.encoder_bias
-        window = Keys(keys.window.data, prepared.window_reads.contiguous(), bias.contiguous(), FP8)
+        reads = (prepared.window_reads.contiguous(), bias.contiguous())
+        window = Keys(keys.window.data, *reads, FORMATS[keys.window.format])
         entries = None
-        if keys.entries is not None and keys.selection is not None and keys.selection.slots.shape[1]:
-            selection = keys.selection
-            lists = (selection.slots.contiguous(), selection.bias.contiguous())
-            entries = Keys(keys.entries.data, *lists, FORMATS[keys.entries.format])
-        return attend(q.contiguous(), window, entries, sink, _turns(batch, rope))
+        if chosen is not None and keys.selection is not None:
+            lists = (keys.selection.slots.contiguous(), keys.selection.bias.contiguous())
+            entries = Keys(chosen.data, *lists, FORMATS[chosen.format])
+        return attend(q.contiguous(), window, entries, sink, row_turns(batch, rope), whole=self.steady)
 
     def _turns(self, width: int, rope: Rope) -> bool:
         """Whether kernels run, on vectors of a width that they hold."""
@@ -73,13 +66,12 @@ class AttentionKernels(KernelOps, Ops):
         width = shapes.get("head_dim", 512)
         if not 32 <= width <= 512 or width & (width - 1):
             reason = f"kernels hold heads of 32 to 512 channels, a power of two; these have {width}"
-            limits = {**dict.fromkeys(("rotate_queries", "write_window", "attention"), reason), **limits}
+            limits = {**dict.fromkeys(("rotate_queries", "attention"), reason), **limits}
         if self.precision.cache != "records":
-            reason = "kernels read and write quantised records, this cache is unquantised"
-            limits = {**dict.fromkeys(("write_window", "attention"), reason), **limits}
+            limits = {"attention": "kernels read quantised records, this cache is unquantised", **limits}
         return limits
 
 
-def _turns(batch: Batch, rope: Rope) -> Tensor:
-    """Return float32 [T, dim / 2, 2]: cos and sin of each row's rotation."""
-    return torch.view_as_real(prepared_of(batch).rotations[rope.name])
+def _reads(view: RecordView) -> bool:
+    """Whether attention reads such records: all quantised ones but index keys."""
+    return takes_record(view) and view.format != "fp4_group32"

@@ -18,6 +18,7 @@ from deepinfer_kernels_cuda.kernels.gate import MOST_EXPERTS, MOST_PICKS, route
 from deepinfer_kernels_cuda.kernels.packing import STEP, PackedWeight, fill_weight, new_weight
 from deepinfer_kernels_cuda.kernels.products import ROW_TILE, activate, linear, products
 from deepinfer_kernels_cuda.kernels.rounding import round_rows
+from deepinfer_kernels_cuda.kernels.sums import combine
 
 WIDEST = 8192
 """Columns of a gate: 32 parts of 256."""
@@ -32,7 +33,7 @@ class KernelExperts(PackedExperts):
 
 
 class ExpertKernels(KernelOps, Ops):
-    """`route`, `experts` and `shared_expert`."""
+    """`route`, `experts`, `shared_expert` and `combine`."""
 
     @override
     def route(
@@ -44,7 +45,7 @@ class ExpertKernels(KernelOps, Ops):
         given = None if picks is None else picks.contiguous()
         shift = None if bias is None else bias.contiguous()
         constants = (settings.top_k, settings.normalise and settings.top_k > 1, settings.scale)
-        return route(x, gate, shift, given, constants)
+        return route(x, gate, shift, given, constants, steady=self.steady)
 
     @override
     def pack_experts(self, experts: list[StoredExpert]) -> PackedExperts:
@@ -78,7 +79,7 @@ class ExpertKernels(KernelOps, Ops):
         assert experts.up is not None
         assert experts.down is not None
         picks, weights = picks.contiguous(), weights.contiguous()
-        plan = schedule(picks, experts.count)
+        plan = schedule(picks, experts.count, steady=self.steady)
         rows = round_rows(self.narrow(x), experts.round_group, experts.up.steps * STEP)
         hidden = gate_up(rows, weights, experts.up, plan, limit, experts.round_group)
         return down(hidden, picks, experts.down, plan)
@@ -90,5 +91,12 @@ class ExpertKernels(KernelOps, Ops):
         assert experts.up is not None
         assert experts.down is not None
         rows = round_rows(self.narrow(x), experts.round_group, experts.up.steps * STEP)
-        hidden = activate(products(rows, experts.up), limit, experts.round_group)
-        return linear(hidden, experts.down, torch.float32)
+        hidden = activate(products(rows, experts.up, steady=self.steady), limit, experts.round_group)
+        return linear(hidden, experts.down, torch.float32, steady=self.steady)
+
+    @override
+    def combine(self, routed: Tensor, shared: Tensor) -> Tensor:
+        same = routed.shape == shared.shape and routed.dtype == shared.dtype == torch.float32
+        if self.no_kernels or not (same and routed.is_contiguous() and shared.is_contiguous()):
+            return super().combine(routed, shared)
+        return combine(routed, shared)

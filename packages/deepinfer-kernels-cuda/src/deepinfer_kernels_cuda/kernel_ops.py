@@ -11,6 +11,7 @@ import torch
 from deepinfer.accelerator.ops.projection import PackedLinear
 from deepinfer.accelerator.ops.settings import OpsSettings
 from deepinfer.accelerator.parameters import StoredWeight
+from deepinfer.errors import AcceleratorError
 from deepinfer_kernels_cuda.kernels.packing import PackedWeight
 from deepinfer_kernels_cuda.kernels.rounding import GROUPS
 from deepinfer_kernels_cuda.kernels.variants import INTERPRETED
@@ -25,7 +26,13 @@ class KernelLinear(PackedLinear):
 
 
 class KernelOps(OpsSettings):
-    """Base of the op classes."""
+    """Base of the op classes.
+
+    steady: whether a row's bits may not depend on what else is in the step; kernels are then chosen, and sums cut, by
+    the shapes of the model alone.
+    """
+
+    steady = False
 
     @property
     def no_kernels(self) -> str | None:
@@ -35,6 +42,14 @@ class KernelOps(OpsSettings):
         if self.device.type != "cuda" and not INTERPRETED:
             return "kernels run on the device, or on the CPU with TRITON_INTERPRET=1"
         return None
+
+    def only_reference(self, op: str, cause: str) -> None:
+        """Raise where the reference would have to take an op over whose sums follow the shapes of a step."""
+        if self.steady:
+            raise AcceleratorError(
+                f"deterministic=True on 'nvidia': kernels cannot take this call of {op} ({cause}), and the reference's "
+                "sums depend on the batch; run it without deterministic=True"
+            )
 
     def kernels_take(self, weights: Sequence[StoredWeight]) -> bool:
         """Whether `weights` are all FP8 in blocks of 32 or 128, or all FP4, of one width that groups of 32 divide."""

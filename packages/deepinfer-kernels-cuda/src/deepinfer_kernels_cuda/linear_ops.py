@@ -11,10 +11,14 @@ from torch import Tensor
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.projection import PackedLinear
 from deepinfer.accelerator.parameters import StoredWeight
+from deepinfer.accelerator.tiled_ops.tiles import by_tiles
 from deepinfer_kernels_cuda.kernel_ops import KernelLinear, KernelOps, columns
 from deepinfer_kernels_cuda.kernels.packing import STEP, PackedWeight, fill_weight, new_weight
 from deepinfer_kernels_cuda.kernels.products import ROW_TILE, linear
 from deepinfer_kernels_cuda.kernels.rounding import round_rows
+
+STEADY_ROWS = 64
+"""Rows of every product that a library computes where bits may not depend on the batch."""
 
 
 class LinearKernels(KernelOps, Ops):
@@ -58,9 +62,10 @@ class LinearKernels(KernelOps, Ops):
         rows = x.reshape(-1, x.shape[-1])
         if weight.packed is None:
             assert weight.plain is not None
-            y = torch.mm(self.narrow(rows), weight.plain.t(), out_dtype=self.wide).to(dtype)
+            y = self._by_library(self.narrow(rows), weight.plain).to(dtype)
         else:
-            y = linear(self._rows(rows, weight.packed, weight.round_group), weight.packed, dtype)
+            x_rows = self._rows(rows, weight.packed, weight.round_group)
+            y = linear(x_rows, weight.packed, dtype, steady=self.steady)
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @override
@@ -68,7 +73,15 @@ class LinearKernels(KernelOps, Ops):
         if not isinstance(weight, KernelLinear) or weight.packed is None:
             return super().grouped_linear(x, weight)
         rows = self._rows(x.flatten(1), weight.packed, 0)
-        return linear(rows, weight.packed, self.dtype, groups=x.shape[1])
+        return linear(rows, weight.packed, self.dtype, groups=x.shape[1], steady=self.steady)
+
+    def _by_library(self, x: Tensor, weight: Tensor) -> Tensor:
+        """X [T, K] times weight [N, K], wide; libraries choose by shape, so steady products all have one."""
+
+        def run(x: Tensor) -> tuple[Tensor]:
+            return (torch.mm(x, weight.t(), out_dtype=self.wide),)
+
+        return by_tiles(STEADY_ROWS, run, x)[0] if self.steady else run(x)[0]
 
     def _rows(self, x: Tensor, weight: PackedWeight, group: int) -> Tensor:
         """Return x [T, K] as kernels read it: bfloat16, rounded in groups, a whole number of steps wide."""

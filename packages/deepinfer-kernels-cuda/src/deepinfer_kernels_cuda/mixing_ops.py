@@ -10,10 +10,11 @@ from deepinfer.accelerator.ops.stream_mixing import Mix, MixSettings
 from deepinfer.accelerator.parameters import MixParameters
 from deepinfer_kernels_cuda.kernel_ops import KernelOps
 from deepinfer_kernels_cuda.kernels.mixing import BLOCKS, LOGITS, STREAMS, logit_parts, mix_in, mix_out
+from deepinfer_kernels_cuda.kernels.sums import collapse
 
 
 class MixingKernels(KernelOps, Ops):
-    """`mix_in` and `mix_out`."""
+    """`mix_in`, `mix_out` and `collapse`."""
 
     def _mixes(self, streams: Tensor) -> bool:
         known = streams.shape[1] == STREAMS and streams.shape[2] <= BLOCKS[-1] and streams.shape[2] % 16 == 0
@@ -30,7 +31,7 @@ class MixingKernels(KernelOps, Ops):
     ) -> tuple[Tensor, Mix]:
         if not self._mixes(streams) or parameters.fn.shape[0] != LOGITS:
             return super().mix_in(streams, incoming, parameters, settings, norm)
-        parts = logit_parts(streams, parameters.fn)
+        parts = logit_parts(streams, parameters.fn, steady=self.steady)
         given = None if incoming is None else incoming.contiguous()
         constants = (settings.iterations, settings.eps, settings.norm_eps)
         x, pre, post, comb = mix_in(streams, given, parts, (parameters.base, parameters.scale, norm), constants)
@@ -41,6 +42,13 @@ class MixingKernels(KernelOps, Ops):
         if not self._mixes(streams) or y.dtype != self.dtype:
             return super().mix_out(streams, y, mix)
         return mix_out(streams, y.contiguous(), mix.post.contiguous(), mix.comb.contiguous())
+
+    @override
+    def collapse(self, streams: Tensor, weights: Tensor) -> Tensor:
+        takes = streams.is_contiguous() and streams.dtype == self.dtype and weights.dtype == self.wide
+        if self.no_kernels or not takes:
+            return super().collapse(streams, weights)
+        return collapse(streams, weights.contiguous())
 
     @override
     def limits(self, shapes: Mapping[str, int]) -> dict[str, str]:

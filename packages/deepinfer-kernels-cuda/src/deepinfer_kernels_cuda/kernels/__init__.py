@@ -3,7 +3,23 @@
 Every kernel is listed as a `Variant` (`variants.py`): what is compiled ahead of time is what is launched.
 """
 
-from deepinfer_kernels_cuda.kernels import attention, experts, gate, mixing, products, rounding, rows, sampling
+from deepinfer_kernels_cuda.kernels import (
+    attention,
+    compressor,
+    engram,
+    experts,
+    gate,
+    index,
+    mixing,
+    products,
+    records,
+    rounding,
+    rows,
+    sampling,
+    selection,
+    steps,
+    sums,
+)
 
 ALL_VARIANTS = (
     *rounding.VARIANTS,
@@ -14,5 +30,12 @@ ALL_VARIANTS = (
     *rows.VARIANTS,
     *attention.VARIANTS,
     *sampling.VARIANTS,
+    *index.VARIANTS,
+    *selection.VARIANTS,
+    *records.VARIANTS,
+    *compressor.VARIANTS,
+    *steps.VARIANTS,
+    *engram.VARIANTS,
+    *sums.VARIANTS,
 )
 """All that this wheel compiles."""

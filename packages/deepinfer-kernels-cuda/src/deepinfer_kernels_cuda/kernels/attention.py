@@ -1,4 +1,4 @@
-"""Attention over cached records: window KV in FP8 and selected entries in FP4 or FP8, unpacked in registers.
+"""Attention over cached records: window KV and selected entries in any record, unpacked in registers.
 
 A program takes one row and up to 64 heads.  Few rows leave too few programs, so a row's keys are then cut into parts;
 the softmax of each is kept as (largest score, sum, weighted keys), and `_join` adds the parts in order.  Sink and
@@ -12,15 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer_kernels_cuda.kernels.records import FP4, FP8, NONE, ROPE
 from deepinfer_kernels_cuda.kernels.rounding import round_bfloat16
 from deepinfer_kernels_cuda.kernels.rows import rotate
 from deepinfer_kernels_cuda.kernels.variants import OPERAND, Variant
 
 KEYS = 32
 """Keys that a program holds at once."""
-MOST_HEADS = 64
-NONE, FP8, FP4 = 0, 8, 4
-"""Formats of entries: there are none, E4M3 in groups of 32, E2M1 in groups of 16."""
+MOST_HEADS, JOINED_HEADS = 64, 2
 HIDDEN = tl.constexpr(-1e30)
 """Score of a key that is not seen; finite, so that a part without any key stays a number and weighs nothing."""
 
@@ -57,6 +56,25 @@ def _read_fp4(records, slot, N: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _read_rope(records, slot, N: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):
+    """Vectors [N, WIDTH] of V4's records [codes | DIM channels in bfloat16 | one exponent for 64, padded to 8]."""
+    plain: tl.constexpr = WIDTH - DIM
+    tail: tl.constexpr = plain + 2 * DIM
+    size: tl.constexpr = WIDTH if plain < 64 else 64
+    record = records + slot * (tail + ((plain + 63) // 64 + 7) // 8 * 8)
+    group = tl.arange(0, WIDTH // size)
+    channel = group[:, None] * size + tl.arange(0, size)[None, :]
+    turning = (channel >= plain)[None, :, :]
+    code = tl.load(record[:, None, None] + channel[None, :, :], mask=~turning, other=0).to(tl.int32)
+    scales = record[:, None] + tail + group[None, :]
+    exponent = tl.maximum(tl.load(scales, mask=(group * size < plain)[None, :], other=1).to(tl.int32), 1)
+    value = _e4m3_value(code) * (exponent << 23).to(tl.float32, bitcast=True)[:, :, None]
+    words = (record + plain).to(tl.pointer_type(tl.int16))[:, None, None] + (channel - plain)[None, :, :]
+    bits = tl.load(words, mask=turning, other=0).to(tl.int32) << 16
+    return tl.reshape(tl.where(turning, bits.to(tl.float32, bitcast=True), value), (N, WIDTH))
+
+
+@triton.jit
 def _e2m1_value(code):
     """Float32 value of E2M1 codes (int32)."""
     bits = ((code & 8) << 28) | ((code & 7) << 22)
@@ -64,7 +82,21 @@ def _e2m1_value(code):
 
 
 @triton.jit
-def _take(q, high, total, acc, slots, bias, records, first, last, scale, FORMAT: tl.constexpr, N: tl.constexpr):
+def _take(
+    q,
+    high,
+    total,
+    acc,
+    slots,
+    bias,
+    records,
+    first,
+    last,
+    scale,
+    FORMAT: tl.constexpr,
+    N: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Add keys first .. last of a row's list to the running softmax (high, total, acc) of q [heads, width]."""
     width: tl.constexpr = q.shape[1]
     for start in range(first, last, N):
@@ -73,7 +105,12 @@ def _take(q, high, total, acc, slots, bias, records, first, last, scale, FORMAT:
         slot = tl.load(slots + number, mask=inside, other=0)
         seen = inside & (slot >= 0) & (tl.load(bias + number, mask=inside, other=-1.0) == 0.0)
         slot = tl.where(seen, slot, 0)
-        k = _read_fp4(records, slot, N, width) if FORMAT == 4 else _read_fp8(records, slot, N, width)
+        if FORMAT == 4:
+            k = _read_fp4(records, slot, N, width)
+        elif FORMAT == 8:
+            k = _read_fp8(records, slot, N, width)
+        else:
+            k = _read_rope(records, slot, N, width, DIM)
         k = tl.where(seen[:, None], k, 0.0).to(OPERAND)
         score = tl.dot(q, tl.trans(k)) * scale
         score = tl.where(seen[None, :], score, HIDDEN)
@@ -112,6 +149,7 @@ def _attend(
     window_count,
     entry_count,
     scale,
+    WINDOW: tl.constexpr,
     FORMAT: tl.constexpr,
     PARTS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -132,12 +170,12 @@ def _attend(
     size = tl.cdiv(tl.cdiv(window_count, PARTS), N) * N
     slots, bias = window_slots + row * window_count, window_bias + row * window_count
     last = tl.minimum(part * size + size, window_count)
-    high, total, acc = _take(x, high, total, acc, slots, bias, window, part * size, last, scale, 8, N)
+    high, total, acc = _take(x, high, total, acc, slots, bias, window, part * size, last, scale, WINDOW, N, DIM)
     if FORMAT:
         size = tl.cdiv(tl.cdiv(entry_count, PARTS), N) * N
         slots, bias = entry_slots + row * entry_count, entry_bias + row * entry_count
         last = tl.minimum(part * size + size, entry_count)
-        high, total, acc = _take(x, high, total, acc, slots, bias, entries, part * size, last, scale, FORMAT, N)
+        high, total, acc = _take(x, high, total, acc, slots, bias, entries, part * size, last, scale, FORMAT, N, DIM)
     if PARTS == 1:
         sinks = tl.load(sink + head, mask=head < heads, other=0.0)
         value = _finish(high, total, acc, sinks, turns + row * DIM, HEADS, WIDTH, DIM)
@@ -162,24 +200,23 @@ def _join(
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Add the parts of one row for HEADS heads, in order."""
+    """Add the parts of one row for HEADS heads, in order; weights come first, so that no share waits for another."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     known = head < heads
     place = head[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     high = tl.full((HEADS,), HIDDEN, tl.float32)
+    for part in tl.static_range(PARTS):
+        at = statistics + (row * PARTS + part) * 2 * heads + head
+        high = tl.maximum(high, tl.load(at, mask=known, other=HIDDEN))
     total = tl.zeros((HEADS,), tl.float32)
     acc = tl.zeros((HEADS, WIDTH), tl.float32)
-    for part in range(PARTS):
-        at = row * PARTS + part
-        other = tl.load(statistics + at * 2 * heads + head, mask=known, other=HIDDEN)
-        amount = tl.load(statistics + at * 2 * heads + heads + head, mask=known, other=0.0)
-        higher = tl.maximum(high, other)
-        mine, theirs = tl.exp(high - higher), tl.exp(other - higher)
-        total = total * mine + amount * theirs
-        share = tl.load(shares + at * heads * WIDTH + place, mask=known[:, None], other=0.0)
-        acc = acc * mine[:, None] + share * theirs[:, None]
-        high = higher
+    for part in tl.static_range(PARTS):
+        at = statistics + (row * PARTS + part) * 2 * heads + head
+        weight = tl.exp(tl.load(at, mask=known, other=HIDDEN) - high)
+        total += tl.load(at + heads, mask=known, other=0.0) * weight
+        share = tl.load(shares + (row * PARTS + part) * heads * WIDTH + place, mask=known[:, None], other=0.0)
+        acc += share * weight[:, None]
     sinks = tl.load(sink + head, mask=known, other=0.0)
     value = _finish(high, total, acc, sinks, turns + row * DIM, HEADS, WIDTH, DIM)
     tl.store(out + row * heads * WIDTH + place, value.to(out.dtype.element_ty), mask=known[:, None])
@@ -208,14 +245,15 @@ _POINTERS = {
 }
 
 
-def _attend_variant(heads: int, width: int, dim: int, format: int, parts: int) -> Variant:
+def _attend_variant(heads: int, width: int, dim: int, formats: tuple[int, int], parts: int) -> Variant:
     block = min(MOST_HEADS, max(16, triton.next_power_of_2(heads)))
     return Variant(
-        name=f"attend {block} heads {width} entries {format} parts {parts}",
+        name=f"attend {block} heads {width} formats {formats} parts {parts}",
         kernel=_attend,
         types={**_POINTERS, "out": "*bf16" if parts == 1 else "*fp32", "statistics": "*fp32"}
         | {"heads": "i32", "window_count": "i32", "entry_count": "i32", "scale": "fp32"},
-        constants={"FORMAT": format, "PARTS": parts, "HEADS": block, "WIDTH": width, "DIM": dim, "N": KEYS},
+        constants={"WINDOW": formats[0], "FORMAT": formats[1], "PARTS": parts, "HEADS": block}
+        | {"WIDTH": width, "DIM": dim, "N": KEYS},
         warps=8 if width > 256 else 4,
         stages=1,
         unaligned=("heads", "window_count", "entry_count"),
@@ -228,29 +266,36 @@ def _join_variant(width: int, dim: int, parts: int) -> Variant:
         kernel=_join,
         types={"shares": "*fp32", "statistics": "*fp32", "sink": "*fp32", "turns": "*fp32", "out": "*bf16"}
         | {"heads": "i32"},
-        constants={"PARTS": parts, "HEADS": 8, "WIDTH": width, "DIM": dim},
+        constants={"PARTS": parts, "HEADS": JOINED_HEADS, "WIDTH": width, "DIM": dim},
         unaligned=("heads",),
     )
 
 
+RECORD_PAIRS = ((FP8, NONE), (FP8, FP8), (FP8, FP4), (ROPE, NONE), (ROPE, ROPE))
+"""Records of window KV and of entries."""
 VARIANTS = (
-    *(_attend_variant(64, 512, 64, kind, parts) for kind in (NONE, FP8, FP4) for parts in (1, 4)),
-    _join_variant(512, 64, 4),
+    *(_attend_variant(64, 512, 64, pair, parts) for pair in RECORD_PAIRS for parts in (1, 4)),
+    *(_join_variant(512, 64, parts) for parts in (4, 16)),
 )
 """At the shapes of the released models; others are compiled when they come."""
 
 
 def parts_of(rows: int) -> int:
     """Into how many parts the keys of a row are cut."""
-    return next((parts for most, parts in ((16, 8), (40, 4), (80, 2)) if rows <= most), 1)
+    return next((parts for most, parts in ((8, 16), (16, 8), (40, 4), (80, 2)) if rows <= most), 1)
 
 
-def attend(q: Tensor, window: Keys, entries: Keys | None, sink: Tensor, turns: Tensor) -> Tensor:
-    """Return the attention of q [T, H, D] (bfloat16, rotated) -> bfloat16 [T, H, D]; turns float32 [T, dim / 2, 2]."""
+def attend(
+    q: Tensor, window: Keys, entries: Keys | None, sink: Tensor, turns: Tensor, *, whole: bool = False
+) -> Tensor:
+    """Return the attention of q [T, H, D] (bfloat16, rotated) -> bfloat16 [T, H, D]; turns float32 [T, dim / 2, 2].
+
+    whole: never cut a row's keys into parts; its bits then depend on nothing but the row.
+    """
     tokens, heads, width = q.shape
-    dim, parts = 2 * turns.shape[1], parts_of(tokens)
+    dim, parts = 2 * turns.shape[1], 1 if whole else parts_of(tokens)
     other = window if entries is None else entries
-    variant = _attend_variant(heads, width, dim, NONE if entries is None else entries.format, parts)
+    variant = _attend_variant(heads, width, dim, (window.format, NONE if entries is None else entries.format), parts)
     out = torch.empty_like(q)
     shares = out if parts == 1 else torch.empty((tokens, parts, heads, width), dtype=torch.float32, device=q.device)
     statistics = torch.empty((tokens, parts, 2, heads), dtype=torch.float32, device=q.device)
@@ -260,5 +305,5 @@ def attend(q: Tensor, window: Keys, entries: Keys | None, sink: Tensor, turns: T
     variant.launch(grid, q, *lists, sink, turns, shares, statistics, *sizes)
     if parts > 1:
         joined = _join_variant(width, dim, parts)
-        joined.launch((tokens, -(-heads // 8)), shares, statistics, sink, turns, out, heads)
+        joined.launch((tokens, -(-heads // JOINED_HEADS)), shares, statistics, sink, turns, out, heads)
     return out

@@ -211,6 +211,9 @@ SUM_PICKS = Variant(
 VARIANTS = (*SCHEDULE.values(), *GATE_UP.values(), *DOWN.values(), SUM_PICKS)
 
 
+STEADY_TILE = 64
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Pairs (row, pick) sorted by expert, and the tiles that they fall into.
@@ -225,10 +228,13 @@ class Schedule:
     tokens: int
 
 
-def schedule(picks: Tensor, experts: int) -> Schedule:
-    """Sort picks int64 [T, k] (-1 = elsewhere) by expert, in tiles that fit the mean number of rows of an expert."""
+def schedule(picks: Tensor, experts: int, *, steady: bool = False) -> Schedule:
+    """Sort picks int64 [T, k] (-1 = elsewhere) by expert, in tiles that fit the mean number of rows of an expert.
+
+    steady: tiles of 64 at most; all of these add in one order.
+    """
     pairs = picks.numel()
-    tokens = min(largest_tile(picks.device), _tile(pairs / experts))
+    tokens = min(STEADY_TILE if steady else largest_tile(picks.device), _tile(pairs / experts))
     room = max(1, min(pairs, experts + pairs // tokens))
     order = torch.empty(pairs, dtype=torch.int32, device=picks.device)
     tiles = torch.empty((3, room), dtype=torch.int32, device=picks.device)

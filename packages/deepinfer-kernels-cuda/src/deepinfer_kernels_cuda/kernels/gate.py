@@ -132,11 +132,17 @@ VARIANTS = (*GATE_LOGITS.values(), *CHOOSE.values())
 
 
 def route(
-    x: Tensor, gate: Tensor, bias: Tensor | None, given: Tensor | None, settings: tuple[int, bool, float]
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor | None,
+    given: Tensor | None,
+    settings: tuple[int, bool, float],
+    *,
+    steady: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return picks int64 and weights float32 [T, k] of x [T, D] (bfloat16); gate [E, D], bias [E] or [T, E] float32.
 
-    settings: k, whether weights are normalised, and their factor.
+    settings: k, whether weights are normalised, and their factor.  steady: one tile, however many rows there are.
     """
     tokens, width, experts = x.shape[0], x.shape[1], gate.shape[0]
     top_k, normalise, scale = settings
@@ -144,7 +150,7 @@ def route(
     parts = torch.empty((count, tokens, experts), dtype=torch.float32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     picks = torch.empty((tokens, top_k), dtype=torch.int64, device=x.device) if given is None else given
-    tile = TOKEN_TILES[0] if tokens <= 128 else TOKEN_TILES[1]
+    tile = TOKEN_TILES[0] if steady or tokens <= 128 else TOKEN_TILES[1]
     grid = (-(-tokens // tile), -(-experts // EXPERT_TILE), count)
     GATE_LOGITS[tile].launch(grid, x, gate, parts, tokens, width, x.stride(0), experts)
     variant = CHOOSE[bias is not None and given is None, given is not None, normalise]

@@ -202,13 +202,16 @@ MIX_OUT = Variant(
 VARIANTS = (*LOGIT_PARTS.values(), *MIX_IN.values(), MIX_OUT)
 
 
-def logit_parts(streams: Tensor, fn: Tensor) -> Tensor:
-    """Return float32 [parts, T, 32] of streams [T, 4, D] (bfloat16) and fn [24, 4 D]: see the kernel."""
+def logit_parts(streams: Tensor, fn: Tensor, *, steady: bool = False) -> Tensor:
+    """Return float32 [parts, T, 32] of streams [T, 4, D] (bfloat16) and fn [24, 4 D]: see the kernel.
+
+    steady: one tile, however many rows there are.
+    """
     tokens, width = streams.shape[0], fn.shape[1]
     columns = -(-width // (MOST_PARTS * COLUMN_BLOCK)) * COLUMN_BLOCK
     count = -(-width // columns)
     parts = torch.empty((count, tokens, PART_WIDTH), dtype=torch.float32, device=streams.device)
-    tile = TILES[0] if tokens <= 512 else TILES[1]
+    tile = TILES[0] if steady or tokens <= 512 else TILES[1]
     LOGIT_PARTS[tile].launch((-(-tokens // tile), count), streams, fn, parts, tokens, width, columns)
     return parts
 

@@ -232,25 +232,30 @@ def parts_of(weight: PackedWeight, tokens: int) -> int:
     return -(-weight.steps // -(-weight.steps // parts))
 
 
-def products(x: Tensor, weight: PackedWeight, *, groups: int = 1) -> Tensor:
-    """Return the parts [parts, T, groups * rows] float32 of x [T, groups * steps * 128] times the weight's matrix."""
-    if x.shape[0] >= MANY_TOKENS and x.device.type == "cuda":
+def products(x: Tensor, weight: PackedWeight, *, groups: int = 1, steady: bool = False) -> Tensor:
+    """Return the parts [parts, T, groups * rows] float32 of x [T, groups * steps * 128] times the weight's matrix.
+
+    steady: many tokens run as few of them do, so that a row's bits do not depend on how many there are.
+    """
+    if x.shape[0] >= MANY_TOKENS and not steady and x.device.type == "cuda":
         return _by_library(x, weight, torch.float32, groups).unsqueeze(0)
-    parts = parts_of(weight, x.shape[0])
+    parts = parts_of(weight, _sized(x, steady=steady))
     out = torch.empty((parts, x.shape[0], groups * weight.rows), dtype=torch.float32, device=x.device)
-    _launch(x, weight, out, groups, parts)
+    _launch(x, weight, out, groups, parts, steady=steady)
     return out
 
 
-def linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, *, groups: int = 1) -> Tensor:
+def linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, *, groups: int = 1, steady: bool = False) -> Tensor:
     """Return x [T, groups * steps * 128] (bfloat16) times each group's rows of the weight -> [T, groups * rows]."""
-    if x.shape[0] >= MANY_TOKENS and x.device.type == "cuda":
+    if steady and x.shape[0] > MANY_TOKENS:
+        return torch.cat([linear(rows, weight, dtype, groups=groups, steady=True) for rows in x.split(MANY_TOKENS)])
+    if x.shape[0] >= MANY_TOKENS and not steady and x.device.type == "cuda":
         return _by_library(x, weight, dtype, groups)
-    if parts_of(weight, x.shape[0]) == 1:
+    if parts_of(weight, _sized(x, steady=steady)) == 1:
         out = torch.empty((x.shape[0], groups * weight.rows), dtype=dtype, device=x.device)
-        _launch(x, weight, out, groups, 1)
+        _launch(x, weight, out, groups, 1, steady=steady)
         return out
-    parts = products(x, weight, groups=groups)
+    parts = products(x, weight, groups=groups, steady=steady)
     out = torch.empty(parts.shape[1:], dtype=dtype, device=x.device)
     variant = SUM_PARTS["bf16" if dtype == torch.bfloat16 else "fp32"]
     variant.launch((-(-out.numel() // SUM_BLOCK),), parts, out, out.numel(), parts.shape[0])
@@ -288,10 +293,15 @@ def activate(parts: Tensor, limit: float, group: int) -> Tensor:
     return out
 
 
-def _launch(x: Tensor, weight: PackedWeight, out: Tensor, groups: int, parts: int) -> None:
+def _sized(x: Tensor, *, steady: bool) -> int:
+    """How many rows of x count where kernels are chosen and sums are cut."""
+    return min(x.shape[0], FEW_TOKENS) if steady else x.shape[0]
+
+
+def _launch(x: Tensor, weight: PackedWeight, out: Tensor, groups: int, parts: int, *, steady: bool) -> None:
     tokens = x.shape[0]
     kind = "bf16" if out.dtype == torch.bfloat16 else "fp32"
-    variant = LINEAR[token_tile(tokens, x.device), kind, weight.fp4]
+    variant = LINEAR[token_tile(_sized(x, steady=steady), x.device), kind, weight.fp4]
     grid = (
         weight.chunks * CHUNK // variant.constants["ROWS"],
         -(-tokens // variant.constants["TOKENS"]),

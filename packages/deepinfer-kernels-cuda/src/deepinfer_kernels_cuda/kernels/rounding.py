@@ -55,6 +55,54 @@ def fp8_round(x, GROUP: tl.constexpr):
 
 
 @triton.jit
+def scale_of_32(amax):
+    """Biased exponent (int32) of 2^ceil(log2(max(amax, 6 * 2^-126) / 6)) for float32 amax: the scale of 32 E2M1."""
+    bits = tl.div_rn(tl.maximum(amax, 7.052966104933725e-38), 6.0).to(tl.int32, bitcast=True)
+    return (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+
+
+@triton.jit
+def round_e2m1(x):
+    """Nearest E2M1 number of float32 |x| <= 6, ties to even."""
+    exponent = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 0xFF, 127)
+    large = power_of_two(exponent + 22) * 1.5
+    return (x + large) - large
+
+
+@triton.jit
+def e2m1_bits(x, sign):
+    """Codes, int32, of float32 numbers that E2M1 holds, with the sign of float32 `sign`, which a zero may have lost."""
+    size = tl.abs(x)
+    normal = (size.to(tl.int32, bitcast=True) >> 22) - 252
+    return tl.where(size < 1.0, (size * 2.0).to(tl.int32), normal) | ((sign.to(tl.int32, bitcast=True) >> 28) & 8)
+
+
+@triton.jit
+def e4m3_bits(x, sign):
+    """Codes, int32, of float32 numbers that E4M3 holds, with the sign of float32 `sign`, which a zero may have lost."""
+    size = tl.abs(x)
+    normal = (size.to(tl.int32, bitcast=True) >> 20) - 960
+    code = tl.where(size < 0.015625, (size * 512.0).to(tl.int32), normal)
+    return code | ((sign.to(tl.int32, bitcast=True) >> 24) & 0x80)
+
+
+@triton.jit
+def _butterfly(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr):
+    """Sums and differences of channels SIZE apart, in place."""
+    pairs = tl.permute(tl.reshape(x, (ROWS, WIDTH // (2 * SIZE), 2, SIZE)), (0, 1, 3, 2))
+    a, b = tl.split(pairs)
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (ROWS, WIDTH))
+
+
+@triton.jit
+def hadamard(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr):
+    """Orthonormal Walsh-Hadamard transform of x [ROWS, WIDTH], WIDTH = 2^STEPS, added in the reference's order."""
+    for step in tl.static_range(STEPS):
+        x = _butterfly(x, ROWS, WIDTH, 1 << step)
+    return x * (1.0 / tl.sqrt_rn(tl.full((), WIDTH, tl.float32)))
+
+
+@triton.jit
 def _round_rows(x, out, stride, width, padded, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""What is done to one row at a time: RMSNorm, the rotation of queries, and window KV from projection to record.
+"""What is done to one row at a time: RMSNorm and the rotation of queries.
 
 Rotations come as pairs (cos, sin) for each row, as the reference prepares them once a step.
 """
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer_kernels_cuda.kernels.rounding import group_exponent, power_of_two, round_bfloat16, round_e4m3
+from deepinfer_kernels_cuda.kernels.rounding import round_bfloat16
 from deepinfer_kernels_cuda.kernels.variants import Variant
 
 HEAD_BLOCK = 16
@@ -24,7 +24,10 @@ def rotate(x, turns, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr
     if INVERSE:
         sin = -sin
     a, b = tl.split(tl.reshape(x, (HEADS, WIDTH // 2, 2)))
-    return tl.reshape(tl.join(a * cos - b * sin, a * sin + b * cos), (HEADS, WIDTH))
+    # A product with 1 and 0 would lose the sign of a zero.
+    first = tl.where(turning[None, :], a * cos - b * sin, a)
+    second = tl.where(turning[None, :], a * sin + b * cos, b)
+    return tl.reshape(tl.join(first, second), (HEADS, WIDTH))
 
 
 @triton.jit
@@ -54,48 +57,6 @@ def _rotate_queries(
     tl.store(out + at, value.to(out.dtype.element_ty), mask=kept)
 
 
-@triton.jit
-def _write_window(
-    kv,
-    norm,
-    turns,
-    slots,
-    records,
-    stride,
-    slot_stride,
-    spare,
-    eps,
-    WIDTH: tl.constexpr,
-    DIM: tl.constexpr,
-    RECORD: tl.constexpr,
-):
-    """One row: norm, one rounding, rotation, FP8 in groups of 32, [codes | exponents] at its slot (-1 = the spare)."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDTH)
-    value = tl.load(kv + row * stride + column).to(tl.float32)
-    value *= 1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / WIDTH + eps)
-    value = round_bfloat16(value * tl.load(norm + column))
-    value = rotate(tl.reshape(value, (1, WIDTH)), turns + row * DIM, 1, WIDTH, DIM, False)
-    grouped = tl.reshape(value, (WIDTH // 32, 32))
-    exponent = group_exponent(tl.max(tl.abs(grouped), 1))
-    scaled = grouped * power_of_two(254 - exponent)[:, None]
-    codes = e4m3_bits(round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0)))
-    slot = tl.load(slots + row * slot_stride)
-    record = records + tl.where(slot < 0, spare, slot) * RECORD
-    group = tl.arange(0, WIDTH // 32)
-    tl.store(record + group[:, None] * 32 + tl.arange(0, 32)[None, :], codes.to(tl.uint8))
-    tl.store(record + WIDTH + group, exponent.to(tl.uint8))
-
-
-@triton.jit
-def e4m3_bits(x):
-    """Codes, int32, of float32 numbers that E4M3 holds."""
-    bits = x.to(tl.int32, bitcast=True)
-    size = tl.abs(x)
-    normal = ((bits & 0x7FFFFFFF) >> 20) - 960
-    return tl.where(size < 0.015625, (size * 512.0).to(tl.int32), normal) | ((bits >> 24) & 0x80)
-
-
 def _norm_variant(width: int, *, weighted: bool) -> Variant:
     return Variant(
         name=f"rms_norm {triton.next_power_of_2(width)} {'weighted' if weighted else 'plain'}",
@@ -116,24 +77,11 @@ def _query_variant(width: int, dim: int, *, norm: bool) -> Variant:
     )
 
 
-def _window_variant(width: int, dim: int) -> Variant:
-    return Variant(
-        name=f"write_window {width} {dim}",
-        kernel=_write_window,
-        types={"kv": "*bf16", "norm": "*fp32", "turns": "*fp32", "slots": "*i64", "records": "*u8"}
-        | {"stride": "i32", "slot_stride": "i32", "spare": "i64", "eps": "fp32"},
-        constants={"WIDTH": width, "DIM": dim, "RECORD": width + width // 32},
-        warps=1,
-        unaligned=("slot_stride", "spare"),
-    )
-
-
 VARIANTS = (
     *(_norm_variant(width, weighted=True) for width in (512, 1280, 4096, 5120)),
     _norm_variant(512, weighted=False),
     _query_variant(512, 64, norm=False),
     _query_variant(512, 64, norm=True),
-    _window_variant(512, 64),
 )
 """At the shapes of the released models; others are compiled when they come."""
 
@@ -154,10 +102,3 @@ def rotate_queries(q: Tensor, turns: Tensor, norm_eps: float | None) -> Tensor:
     variant = _query_variant(width, 2 * turns.shape[1], norm=norm_eps is not None)
     variant.launch((tokens, -(-heads // HEAD_BLOCK)), q, turns, out, heads, norm_eps or 0.0)
     return out
-
-
-def write_window(kv: Tensor, norm: Tensor, eps: float, turns: Tensor, slots: Tensor, records: Tensor) -> None:
-    """Write the rows kv [T, D] into `records` [slots + 1, D + D / 32] uint8 at `slots` int64 [T]."""
-    variant = _window_variant(kv.shape[1], 2 * turns.shape[1])
-    sizes = (kv.stride(0), slots.stride(0), records.shape[0] - 1)
-    variant.launch((kv.shape[0],), kv, norm, turns, slots, records, *sizes, eps)

@@ -33,6 +33,7 @@ class Variant:
     constants  the `tl.constexpr` arguments
     unaligned  integer arguments that need not be multiples of 16 (pointers and all others are)
     newest     the newest compute capability that Triton compiles it for
+    registers  the most that a thread may have, so that more programs run at once; 0 = the compiler decides
     """
 
     name: str
@@ -43,11 +44,12 @@ class Variant:
     stages: int = 2
     unaligned: tuple[str, ...] = field(default=())
     newest: int = 999
+    registers: int = 0
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel on `grid` programs; nothing happens when the grid is empty."""
         if all(grid):
-            self.kernel[grid](*arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+            self.kernel[grid](*arguments, **self.constants, **self._options())
 
     def compile(self, capability: int) -> Any:
         """Compile for compute capability `capability` (90, 100) without a device; returns Triton's compiled kernel."""
@@ -56,8 +58,11 @@ class Variant:
         aligned = [name for name, kind in self.types.items() if kind != "fp32" and name not in self.unaligned]
         attributes = {(places[name],): [["tt.divisibility", ALIGNMENT]] for name in aligned}
         source = ASTSource(self.kernel, types, dict(self.constants), attributes)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self._options())
+
+    def _options(self) -> dict[str, int]:
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        return {**options, "maxnreg": self.registers} if self.registers else options
 
 
 def largest_tile(device: torch.device) -> int:
