@@ -103,8 +103,7 @@ def run_section(bench: Bench, name: str) -> None:
         said = f"{name} failed: {type(error).__name__}: {str(error)[:400]}"
         bench.notes.append(said)
         print(said, flush=True)
-    if bench.accelerator.device.type == "cuda":
-        torch.cuda.empty_cache()
+    bench.release()
 
 
 def write(bench: Bench, options: argparse.Namespace) -> None:

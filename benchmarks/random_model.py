@@ -7,7 +7,7 @@ import copy
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,9 @@ class DrawnCheckpoint:
         """Draw one tensor; its name is its seed."""
         self._generator.manual_seed(zlib.crc32(name.encode()))
         return _draw(name, self.specs, self._generator)
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Nothing is fetched from anywhere."""
 
     def where(self, name: str) -> str:
         """Name a tensor in an error."""

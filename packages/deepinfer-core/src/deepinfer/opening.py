@@ -7,6 +7,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from deepinfer.accelerator.base import Accelerator
 from deepinfer.accelerator.report import shapes_of, start_line
 from deepinfer.drafting import find_drafter
@@ -88,7 +90,36 @@ def load_engine(
     options: EngineOptions,
     progress: LoadingProgress | None,
 ) -> Engine:
-    """Load the model and, where drafts are wanted, its draft stages; no tensor is left over."""
+    """Load the model and, where drafts are wanted, its draft stages; no tensor is left over.
+
+    Raises ConfigError when the device has too little memory for all of it.
+    """
+    try:
+        return _load(config, checkpoint, accelerator, options, progress)
+    except torch.OutOfMemoryError as error:
+        free, total = accelerator.memory()
+        weights = make_plan(checkpoint.folder).device_bytes
+        raise ConfigError(
+            f"the device ran out of memory while the model was loaded: its weights take {weights / 1e9:.2f} GB in the "
+            f"checkpoint's formats, the cache {_cache_bytes(config, checkpoint) / 1e9:.2f} GB, and of "
+            f"{total / 1e9:.2f} GB {free / 1e9:.2f} are free now: lower memory_fraction, max_num_seqs or "
+            "max_model_len, free memory that other processes hold, or use a larger device"
+        ) from error
+
+
+def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    layout = cache_layout(checkpoint.config, config.precision)
+    states = config.max_num_seqs * layout.state_bytes + config.snapshots * layout.snapshot_bytes
+    return config.blocks * layout.block_bytes + config.window_blocks * layout.window_block_bytes + states
+
+
+def _load(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    accelerator: Accelerator,
+    options: EngineOptions,
+    progress: LoadingProgress | None,
+) -> Engine:
     choose = accelerator.deterministic_ops if config.deterministic else accelerator.ops
     ops = choose(config.precision)
     _log.info("%s", start_line(accelerator, ops, shapes_of(checkpoint.config)))

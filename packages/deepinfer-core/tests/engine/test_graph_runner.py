@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, override
 
@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from deepinfer.accelerator.batch import Batch, Groups
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.expert_routing import PackedExperts
+from deepinfer.accelerator.ops.sampling import SamplingRows
 from deepinfer.accelerator.parameters import Precision, StoredTable
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
-from deepinfer.engine.graph_runner import GraphLimits, GraphRunner, GraphSize, _step_up
+from deepinfer.engine.graph_runner import GraphLimits, GraphRunner, GraphSize, _empty_batch, _step_up
 from deepinfer.engine.request import Request, SamplingParams
 from deepinfer.engine.speculation import Drafting
 from deepinfer.model.checkpoint import Checkpoint
@@ -348,3 +350,72 @@ def test_the_watch_sees_who_asks() -> None:
     for ask in (lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: bool(x.all())):
         with pytest.raises(AssertionError, match="asks the device"), Asking():
             ask(torch.ones(3))
+
+
+class Elsewhere(TorchDispatchMode):
+    """Raises where a device would have to wait for a number of the host: a graph cannot record such a copy either."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
+        here = [part for part in given if part.device.type == "cpu"]
+        out = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
+        if here and any(part.device.type == "meta" for part in (*given, *out)):
+            raise AssertionError(f"{func} takes a number of the host")
+        return result
+
+
+class MetaOps(Ops):
+    """The reference on a device without numbers, but for what looks at some."""
+
+    @override
+    def experts(self, x: Tensor, picks: Tensor, weights: Tensor, experts: PackedExperts, limit: float) -> Tensor:
+        return torch.zeros(x.shape, dtype=self.wide, device=x.device)
+
+    @override
+    def engram_lookup(self, rows: Tensor, table: StoredTable) -> Tensor:
+        width = rows.shape[1] * table.data.shape[1]
+        return torch.zeros((rows.shape[0], width), dtype=self.dtype, device=rows.device)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v41", "deepseek_v4"])
+def test_a_step_takes_nothing_from_the_host(family: str, tmp_path: "Path") -> None:
+    device = torch.device("meta")
+    one = Tiny(tmp_path / family, family, MetaOps(device, RECORDS))
+    cache = KVCache(one.config, one.ops, RECORDS, blocks=40, window_blocks=9, states=4)
+    batch = _empty_batch(GraphSize(4, 4, 2048), one.config, 2, device)
+    rows = SamplingRows(
+        *(torch.zeros(4, dtype=torch.float64, device=device) for _ in range(2)),
+        torch.zeros(4, dtype=torch.int64, device=device),
+        torch.zeros(4, dtype=torch.float64, device=device),
+        *(torch.zeros(4, dtype=torch.int64, device=device) for _ in range(2)),
+        filtered=True,
+    )
+    for watch in (nullcontext(), Elsewhere()):  # constants may be copied once
+        with torch.inference_mode(), watch:
+            logits = one.model.forward(batch, cache).logits
+            bits = torch.zeros((4, -(-logits.shape[1] // 32)), dtype=torch.int32, device=device)
+            masked = one.ops.mask_tokens(logits, bits)
+            assert one.ops.sample(masked, rows).shape == (4,)
+
+
+def test_the_watch_sees_what_comes_from_the_host() -> None:
+    device = torch.device("meta")
+    for take in (
+        lambda: torch.ones(3).to(device),
+        lambda: torch.empty(3, device=device)[torch.tensor([0, 1])],
+        lambda: torch.empty(3, device=device) * torch.tensor(2.0),
+    ):
+        with pytest.raises(AssertionError, match="of the host"), Elsewhere():
+            take()
+    with Elsewhere():
+        assert torch.where(torch.empty(3, device=device) > 0, 1.0, torch.zeros(3, device=device)).shape == (3,)
+
+
+def test_the_same_step_twice_copies_nothing_and_gives_the_same(tiny: Callable[[str], Tiny]) -> None:
+    one = tiny("deepseek_v41")
+    cache = KVCache(one.config, one.ops, FLOAT64, blocks=2, window_blocks=2, states=2)
+    runner = GraphRunner(one.model, one.config, cache, Recording(), GraphLimits(2, 1, 512))
+    batch = _empty_batch(GraphSize(2, 2, 100), one.config, 1, torch.device("cpu"))
+    first = runner.forward(batch, cache).logits.clone()
+    assert torch.equal(runner.forward(batch, cache).logits, first)

@@ -16,6 +16,7 @@ from deepinfer.accelerator.parameters import Precision
 from deepinfer.accelerator.tiled_ops import TiledOps
 from deepinfer.errors import AcceleratorError
 from deepinfer_kernels_cuda.ops import NvidiaOps, SteadyNvidiaOps
+from deepinfer_kernels_cuda.uploads import Uploads
 from deepinfer_kernels_cuda.warm import compile_all
 
 
@@ -43,6 +44,8 @@ class NvidiaAccelerator(Accelerator):
         # cuBLAS may add the parts of a bfloat16 product in bfloat16; ops round once, at their end.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._side = torch.cuda.Stream(self.device)
+        self._uploads = Uploads(self.device, torch.cuda.Event)
+        self._anchor: torch.cuda.CUDAGraph | None = None
         self._graphs = torch.cuda.graph_pool_handle()
 
     @override
@@ -76,6 +79,11 @@ class NvidiaAccelerator(Accelerator):
         return tensor.pin_memory()
 
     @override
+    def upload(self, tensor: Tensor) -> Tensor:
+        """Return a copy on the device; the host goes on reading while it is made."""
+        return self._uploads.upload(tensor)
+
+    @override
     def host_table(self, tensor: Tensor) -> Tensor:
         """Return a pinned copy in host memory: the device reads rows of it without a staging copy."""
         return tensor.pin_memory()
@@ -100,8 +108,17 @@ class NvidiaAccelerator(Accelerator):
         with torch.cuda.stream(self._side):
             run()
         torch.cuda.current_stream(self.device).wait_stream(self._side)
+        if self._anchor is None:
+            self._anchor = self._nothing()
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile: the writer of the disk tier does.
         with torch.cuda.graph(graph, pool=self._graphs, capture_error_mode="thread_local"):
             run()
         return graph.replay
+
+    def _nothing(self) -> torch.cuda.CUDAGraph:
+        """A graph that keeps the pool alive: torch takes none whose graphs are all gone, as after one that failed."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graphs):
+            torch.zeros(1, device=self.device)
+        return graph

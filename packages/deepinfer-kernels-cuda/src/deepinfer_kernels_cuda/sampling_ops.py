@@ -35,5 +35,5 @@ class SamplingKernels(KernelOps, Ops):
         temperature = rows.temperature
         if rows.filtered:
             logits = self.shape_logits(logits, rows)
-            temperature = torch.where(temperature < GREEDY_TEMPERATURE, temperature, 1.0)
+            temperature = temperature.masked_fill(temperature >= GREEDY_TEMPERATURE, 1.0)
         return best_tokens(logits, (temperature, rows.seeds, rows.positions))

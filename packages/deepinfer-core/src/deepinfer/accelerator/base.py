@@ -101,6 +101,10 @@ class Accelerator(ABC):
         """
         return tensor
 
+    def upload(self, tensor: Tensor) -> Tensor:
+        """Return a weight of a mapped file where the ops' packing reads it fastest; here the mapping itself."""
+        return tensor
+
     def host_table(self, tensor: Tensor) -> Tensor:
         """Return a large table in host memory in the form that ops look rows up in; here the file mapping itself."""
         return tensor

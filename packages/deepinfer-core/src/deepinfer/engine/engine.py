@@ -11,6 +11,7 @@ from itertools import count
 from typing import get_args
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from deepinfer.accelerator.base import Accelerator
@@ -34,6 +35,7 @@ from deepinfer.errors import RequestError
 from deepinfer.model.config import ModelConfig
 
 _log = logging.getLogger(__name__)
+_NO_MEMORY = "a step found no memory on the device, steps have at most %d rows now; lower max_num_batched_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,12 @@ class Engine:
             if isinstance(flight, _Failed):
                 raise flight.error
             tokens = self.sampler.read(flight)
+        except torch.OutOfMemoryError as error:
+            if not (rows := self.scheduler.narrow()):
+                return self.scheduler.fail(flight.plan, error)
+            self._ahead = None
+            _log.warning(_NO_MEMORY, rows)
+            return []
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("a step of %d sequences failed", len(flight.plan.rows))
             return self.scheduler.fail(flight.plan, error)

@@ -190,7 +190,8 @@ class _Recorded:
         sources: list[Tensor] = []
         for column, given in zip(self._columns, _tensors(batch), strict=True):
             column.stage(given, targets, sources)
-        torch._foreach_copy_(targets, sources)
+        if targets:
+            torch._foreach_copy_(targets, sources)
         self._replay()
         output = self._outputs[0]
         logits = output.logits[: batch.logit_rows.shape[0]]

@@ -84,7 +84,7 @@ class Sampler:
             batch=batch,
             token_ids=token_ids,
             # The largest of a row is NaN where any of them is; for what a row of -inf alone means there is no token.
-            host_tokens=self._transfer.to_host(torch.where(logits.amax(-1).isfinite(), token_ids, -1)),
+            host_tokens=self._transfer.to_host(token_ids.masked_fill(~logits.amax(-1).isfinite(), -1)),
             logprobs=self._generated(logits, ruled, token_ids, rows),
             prompt_logprobs=self._prompts(output.logits, plan),
             landed=self._transfer.mark(),

@@ -194,6 +194,14 @@ class Scheduler:
         while len(self._running):
             self._preempt()
 
+    def narrow(self) -> int:
+        """Compute all again in steps of half as many rows, for which memory was missing; 0 = one row is the least."""
+        if self._budget > 1:
+            self._budget //= 2
+            self.retract()
+            return self._budget
+        return 0
+
     def reset(self) -> list[Progress]:
         """End every request and begin with clean books, after an interrupt in the middle of a change."""
         told = "the engine was interrupted while it changed its books: send the request again"

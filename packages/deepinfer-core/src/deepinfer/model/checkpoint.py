@@ -8,7 +8,7 @@ import mmap
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -87,10 +87,15 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU as a view of the mapped file, in its stored dtype and shape."""
         stored = self.tensors[name]
-        if stored.file not in self._files:
-            self._files[stored.file] = _map(stored.file)
-        data = torch.frombuffer(self._files[stored.file], dtype=torch.uint8, count=stored.bytes, offset=stored.offset)
+        data = torch.frombuffer(self._mapped(stored.file), dtype=torch.uint8, count=stored.bytes, offset=stored.offset)
         return data.view(DTYPES[stored.dtype]).view(stored.shape)
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Tell the system which tensors are read next, so that it fetches them while the first are worked on."""
+        for name in names:
+            stored = self.tensors[name]
+            start = stored.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._mapped(stored.file).madvise(mmap.MADV_WILLNEED, start, stored.offset + stored.bytes - start)
 
     def identity(self) -> str:
         """Tell this checkpoint from others of the same shape, as a hash.
@@ -105,6 +110,11 @@ class Checkpoint:
             if small:
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
         return digest.hexdigest()
+
+    def _mapped(self, file: Path) -> mmap.mmap:
+        if file not in self._files:
+            self._files[file] = _map(file)
+        return self._files[file]
 
     def where(self, name: str) -> str:
         """Return the file and tensor name for an error message."""

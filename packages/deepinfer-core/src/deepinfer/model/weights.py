@@ -68,6 +68,7 @@ class Weights:
 
     def experts(self, prefix: str, count: int) -> PackedExperts:
         """Read `prefix`.0 .. `prefix`.{count - 1}; return them packed for `ops.experts`."""
+        self._checkpoint.announce(name for name in self._left if name.startswith(f"{prefix}."))
         return self._ops.pack_experts([self._expert(f"{prefix}.{index}") for index in range(count)])
 
     def expert(self, prefix: str) -> PackedExperts:
@@ -76,10 +77,7 @@ class Weights:
 
     def vector(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Read a tensor that is used as it is, on the device as `dtype` (default: the activation dtype)."""
-        tensor = self._read(name)
-        if name.endswith(".tid2eid"):
-            self._check_expert_ids(name, tensor)
-        return self._ops.tensor(tensor, dtype)
+        return self._ops.tensor(self._read(name), dtype)
 
     def table(self, name: str) -> StoredTable:
         """Return an Engram table where the accelerator wants it; neither copied nor scanned here.
@@ -124,9 +122,13 @@ class Weights:
 
     def _read(self, name: str) -> Tensor:
         tensor = self._map(name)
+        if tensor.dtype == torch.float8_e8m0fnu:
+            self._check_scale(name, tensor)
+        if name.endswith(".tid2eid"):
+            self._check_expert_ids(name, tensor)
         if self._progress is not None:
             self._progress.advance(tensor.nbytes)
-        return tensor
+        return self._accelerator.upload(tensor)
 
     def _weight(self, name: str) -> StoredWeight:
         data = self._read(f"{name}.weight")
@@ -134,7 +136,6 @@ class Weights:
         if quant is None or f"{name}.scale" not in self._checkpoint.specs:
             return StoredWeight(data)
         scale = self._read(f"{name}.scale")
-        self._check_scale(f"{name}.scale", scale)
         return StoredWeight(data, scale, FP4_GROUP if data.dtype == torch.int8 else quant.block)
 
     def _expert(self, prefix: str) -> StoredExpert:

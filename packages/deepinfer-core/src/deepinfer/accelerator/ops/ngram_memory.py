@@ -48,7 +48,7 @@ class NgramMemoryOps(ProjectionOps):
         if batch.history_images is not None:
             cut[:, 1:] |= batch.history_images[:, : cut.shape[1] - 1]
         cut = torch.cummax(cut.to(torch.int8), 1).values.bool()
-        grams = torch.where(cut, hashing.pad, hashing.ids[known.clamp_min(0)])
+        grams = hashing.ids[known.clamp_min(0)].masked_fill_(cut, hashing.pad)
         products = grams * hashing.multipliers
         hashes = [products[:, 0]]
         for place in range(1, products.shape[1]):

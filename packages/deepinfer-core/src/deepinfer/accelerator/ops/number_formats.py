@@ -5,6 +5,7 @@ Source: the number formats section of the model card; proven bit-exact by the go
 """
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ FP8_FLOOR = 1e-4
 _E2M1_TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
+@cache
 def e2m1_boundaries(device: torch.device) -> Tensor:
-    """Float32 [7]: x has code k when exactly k boundaries lie below |x|."""
+    """Float32 [7]: x has code k when exactly k boundaries lie below |x|.  Kept, since no graph can copy it."""
     ties = torch.tensor(_E2M1_TIES, dtype=torch.float32)
     below = torch.nextafter(ties, torch.zeros(()))
     up = torch.tensor([False, True, False, True, False, True, False])
@@ -35,8 +37,12 @@ def e2m1_codes(x: Tensor) -> Tensor:
 
 def e2m1_values(codes: Tensor) -> Tensor:
     """Float32 values of E2M1 codes 0..15 (any integer dtype)."""
-    table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], dtype=torch.float32, device=codes.device)
-    return table[codes.to(torch.int64)]
+    return _e2m1_table(codes.device)[codes.to(torch.int64)]
+
+
+@cache
+def _e2m1_table(device: torch.device) -> Tensor:
+    return torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], dtype=torch.float32, device=device)
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -92,7 +98,7 @@ def fp8_quantise(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """
     grouped = _groups(x, group)
     amax = grouped.abs().amax(-1).clamp_min(FP8_FLOOR)
-    byte = power_of_two_bytes(amax * torch.tensor(1.0 / E4M3_MAX, dtype=torch.float32, device=x.device))
+    byte = power_of_two_bytes(amax * (1.0 / E4M3_MAX))
     scaled = (grouped / power_of_two(byte).unsqueeze(-1)).clamp_(-E4M3_MAX, E4M3_MAX)
     return scaled.to(torch.float8_e4m3fn).flatten(-2), byte
 

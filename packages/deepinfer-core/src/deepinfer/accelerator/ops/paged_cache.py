@@ -181,12 +181,12 @@ class PagedCacheOps(ProjectionOps):
             reads = first.unsqueeze(1) + torch.arange(-window, block, device=batch.positions.device)
         starts = batch.decoder_starts.index_select(0, batch.sequences).unsqueeze(1)
         slots = self._window_slots(batch, reads)
-        nothing = torch.zeros((), dtype=self.wide, device=slots.device)
+        nothing = torch.zeros(slots.shape, dtype=self.wide, device=slots.device)
         prepared = PreparedBatch(
             window_slots=self._window_slots(batch, batch.positions.unsqueeze(1)).squeeze(1) if block else slots[:, -1],
             window_reads=slots,
-            encoder_bias=torch.where(slots >= 0, nothing, -torch.inf),
-            decoder_bias=torch.where((slots >= 0) & (reads >= starts), nothing, -torch.inf),
+            encoder_bias=nothing.masked_fill(slots < 0, -torch.inf),
+            decoder_bias=nothing.masked_fill((slots < 0) | (reads < starts), -torch.inf),
             rotations={rope.name: rotations(rope, batch.positions, self.wide) for rope in ropes},
             everything={ratio: self._everything(batch, ratio) for ratio in dense},
             tails={ratio: self._tail_table(batch, ratio) for ratio in batch.groups if ratio > 1},
@@ -202,13 +202,13 @@ class PagedCacheOps(ProjectionOps):
         if batch.window_starts is not None:
             inside &= positions >= batch.window_starts.index_select(0, batch.sequences).unsqueeze(1)
         blocks = tables.gather(1, local.clamp(0, tables.shape[1] - 1))
-        return torch.where(inside & (blocks >= 0), blocks * BLOCK_TOKENS + known % BLOCK_TOKENS, -1)
+        return (blocks * BLOCK_TOKENS + known % BLOCK_TOKENS).masked_fill_(~inside | (blocks < 0), -1)
 
     def _everything(self, batch: Batch, ratio: int) -> Selection:
         """Select all visible entries of each row; entry e is visible to row i iff e < (i + 1) // ratio."""
         entries = torch.arange(batch.max_context // ratio, device=batch.positions.device)
-        visible = entries < ((batch.positions + 1) // ratio).unsqueeze(1)
-        return self.selection(batch, torch.where(visible, entries, -1), ratio)
+        hidden = entries >= ((batch.positions + 1) // ratio).unsqueeze(1)
+        return self.selection(batch, entries.masked_fill(hidden, -1), ratio)
 
     def selection(self, batch: Batch, entries: Tensor, ratio: int) -> Selection:
         """Find the slots of entry numbers [T, K] (-1 = none) through the block tables."""
@@ -321,7 +321,7 @@ class PagedCacheOps(ProjectionOps):
         return TailTable(
             source=torch.where(in_step, rows, batch.positions.shape[0] + stored),
             absent=positions < 0,
-            states=torch.where(batch.positions >= lasts, states, -1),
+            states=states.masked_fill_(batch.positions < lasts, -1),
             places=batch.positions % ring,
         )
 

@@ -76,7 +76,7 @@ class SamplingOps(OpsSettings):
         # Byte by byte, the lowest first: what lies between is a quarter as large as for whole words.
         bits = 1 << torch.arange(8, dtype=torch.uint8, device=bitmask.device)
         banned = (bitmask.view(torch.uint8).unsqueeze(-1) & bits) == 0
-        return torch.where(banned.flatten(1)[:, : logits.shape[1]], -torch.inf, logits)
+        return logits.masked_fill(banned.flatten(1)[:, : logits.shape[1]], -torch.inf)
 
     def greedy(self, logits: Tensor) -> Tensor:
         """Return the best token of each row of logits [L, V], the lowest index among equals: int64 [L]."""
@@ -120,7 +120,7 @@ def law_of(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 def _shaped(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Divide by temperature and filter; greedy rows are only filtered."""
-    scale = torch.where(rows.temperature < GREEDY_TEMPERATURE, 1.0, rows.temperature).to(logits.dtype)
+    scale = rows.temperature.masked_fill(rows.temperature < GREEDY_TEMPERATURE, 1.0).to(logits.dtype)
     scaled = logits / scale.unsqueeze(1)
     return filter_logits(scaled, rows) if rows.filtered else scaled
 
@@ -134,12 +134,12 @@ def filter_logits(scaled: Tensor, rows: SamplingRows) -> Tensor:
     ranks = torch.arange(scaled.shape[1], device=scaled.device)
     top_k = rows.top_k.unsqueeze(1)
     keep = (ranks < top_k) | (top_k == 0)
-    mass = torch.softmax(torch.where(keep, ordered, -torch.inf).to(torch.float64), -1)
+    mass = torch.softmax(ordered.masked_fill(~keep, -torch.inf).to(torch.float64), -1)
     before = mass.cumsum(-1) - mass
     top_p = rows.top_p.unsqueeze(1)
     keep &= (before < top_p) | (top_p >= 1) | (ranks == 0)
     keep &= mass >= rows.min_p.unsqueeze(1) * mass[:, :1]
-    return torch.full_like(scaled, -torch.inf).scatter(1, order, torch.where(keep, ordered, -torch.inf))
+    return torch.full_like(scaled, -torch.inf).scatter(1, order, ordered.masked_fill(~keep, -torch.inf))
 
 
 def gumbel_noise(seeds: Tensor, purpose: int, positions: Tensor, size: int) -> Tensor:

@@ -169,14 +169,14 @@ def _best(scores: Tensor, count: int) -> Tensor:
     above, ties = scores > last, scores == last
     chosen = above | (ties & (ties.cumsum(1) <= count - above.sum(1, keepdim=True)))
     indices = torch.topk(chosen.to(torch.int8), count, dim=1).indices
-    return torch.where(scores.gather(1, indices) > -torch.inf, indices, -1)
+    return indices.masked_fill(scores.gather(1, indices) == -torch.inf, -1)
 
 
 def _inside(blocks: Tensor, count: int, size: int) -> Tensor:
     """Bool [t, count]: whether an entry lies in one of its row's blocks [t, Kb] (-1 = none)."""
     total = -(-count // size)
     kept = torch.zeros((blocks.shape[0], total + 1), dtype=torch.bool, device=blocks.device)
-    kept.scatter_(1, torch.where(blocks >= 0, blocks, total), True)
+    kept.scatter_(1, blocks.masked_fill(blocks < 0, total), True)
     return kept[:, :total].repeat_interleave(size, 1)[:, :count]
 
 
