@@ -183,6 +183,80 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone(llm: LLM, monkeypa
     assert llm.generate("x", constrained(regex="now"))[0].text == "now"
 
 
+def cases_of(count: int, groups: int) -> dict[str, Any]:
+    """Objects of which every choice of one of `count` in each of `groups` is a case."""
+    objects = [
+        {"anyOf": [{"type": "object", "properties": {f"p{group}_{i}": True}} for i in range(count)]}
+        for group in range(groups)
+    ]
+    return {"allOf": objects}
+
+
+def doubled(depth: int) -> dict[str, Any]:
+    """A schema whose every level refers to the next one twice."""
+    levels = {
+        f"d{level}": {"type": "object", "properties": {side: {"$ref": f"#/$defs/d{level + 1}"} for side in "ab"}}
+        for level in range(depth)
+    }
+    return {"$defs": {**levels, f"d{depth}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "cases of cases": {"json_schema": cases_of(16, 2)},
+    "too many cases": {"json_schema": cases_of(4, 12)},
+    "doubled references": {"json_schema": doubled(40)},
+    "1,500 members": {"json_schema": {"type": "object", "properties": {f"p{i}": True for i in range(1500)}}},
+    "400 members, 100 to 300 of them": {
+        "json_schema": {
+            "type": "object",
+            "properties": {f"p{i}": True for i in range(400)},
+            "minProperties": 100,
+            "maxProperties": 300,
+        }
+    },
+    "a million items": {"json_schema": {"type": "array", "minItems": 100_000, "maxItems": 1_000_000}},
+    "counts of counts in a regex": {"regex": "(((a{1,300}b){1,300}c){1,300}d){1,300}"},
+    "optional letters": {"regex": "(a?){500}a{500}"},
+    "a long regex": {"regex": "|".join(f"w{i}[a-z]*" for i in range(6000))},
+    "doubled rules": {
+        "grammar": "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(60)) + 'r60 ::= "a"'
+    },
+    "counts of counts in EBNF": {"grammar": 'root ::= ((("a"{1,500} "b"){1,500} "c"){1,500} "d"){1,500}'},
+    "left recursion": {"grammar": 'root ::= root "a" | "b"'},
+    "empty loops": {"grammar": 'root ::= (("a"*)*)* "b"'},
+    "1,500 rules": {
+        "grammar": "root ::= "
+        + " | ".join(f"r{i}" for i in range(1500))
+        + "".join(f'\nr{i} ::= [a-z]* "x" r{i * 7 % 1500}' for i in range(1500))
+    },
+}
+"""What grows without bound in one way or another of reading it."""
+
+
+def test_what_blows_up_ends_its_own_request_while_others_go_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfer.engine.constraint.COMPILE_SECONDS", 8.0)
+    plain = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    bombs = [constrained(10, **fields) for fields in BOMBS.values()]
+    other, *ended = llm.generate(["x"] * (1 + len(BOMBS)), [plain, *bombs])
+    assert other.token_ids == llm.generate("x", plain)[0].token_ids
+    said = ("at most", "more than", "too many", "to compile", "cannot be read", "that is not 0 to")
+    for name, bomb in zip(BOMBS, ended, strict=True):
+        assert bomb.finish_reason in ("stop", "length", "error"), name
+        assert bomb.error is None or any(words in bomb.error for words in said), (name, bomb.error)
+    errors = {name: bomb.error for name, bomb in zip(BOMBS, ended, strict=True) if bomb.error is not None}
+    assert errors.keys() >= {"too many cases", "1,500 members", "400 members, 100 to 300 of them", "a long regex"}
+    assert not llm.engine.has_work
+
+
+def test_a_grammar_that_becomes_too_large_ends_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfer.engine.constraint.LARGEST_GRAMMAR", 1000)
+    (large,) = llm.generate("x", constrained(regex="[a-z]{3}-large"))
+    assert large.error is not None
+    assert "bytes, at most 1000 are given: simplify it" in large.error
+    monkeypatch.undo()
+    assert llm.generate("x", constrained(regex="[a-z]{3}-large"))[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize("version", ["v4", "v4.1"])
 def test_calls_obey_the_schemas_of_the_tools(llm: LLM, version: Any) -> None:
     gap = "" if version == "v4" else " "

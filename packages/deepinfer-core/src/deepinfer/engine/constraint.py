@@ -38,6 +38,8 @@ KEPT_BYTES = 1 << 29
 LONGEST_SOURCE = 1 << 16
 """Characters of a schema, an expression or a grammar."""
 MOST_CHOICES = 4096
+LARGEST_GRAMMAR = 1 << 28
+"""Bytes of a compiled grammar."""
 
 _NO_TEXT = b"\xff"
 """Bytes of tokens that no text holds: a grammar reaches them by their id or not at all."""
@@ -120,7 +122,12 @@ class Grammars:
         if not self._eos:
             raise RequestError("structured output needs an end-of-sequence token, config.json names none")
         thinking_end = self._token(THINKING_END) if constraint.thinking else None
-        source = self._source(constraint)
+        try:
+            source = self._source(constraint)
+        except RecursionError:
+            raise RequestError(
+                "the constraint has too many parts inside one another, or members of an object"
+            ) from None
         if thinking_end is None:
             return Matching(self, self._compile(source), None, None)
         # Only the end of the reasoning leads to the output; a call that opens inside it would not be checked.
@@ -281,8 +288,11 @@ class _Compilation:
         self._deadline = time.monotonic() + COMPILE_SECONDS
 
     def finish(self, grammar: Any) -> None:
-        if self.error is None:
-            self.grammar, self.size = grammar, grammar.memory_size_bytes
+        size = grammar.memory_size_bytes
+        if size > LARGEST_GRAMMAR:
+            self.fail(f"the grammar takes {size} bytes, at most {LARGEST_GRAMMAR} are given: simplify it")
+        elif self.error is None:
+            self.grammar, self.size = grammar, size
             self._done.set()
 
     def fail(self, error: str) -> None:
