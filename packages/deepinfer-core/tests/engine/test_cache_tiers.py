@@ -1,6 +1,8 @@
 """What leaves the device comes back from host memory as it was: a hit from there is a cold run, and nothing leaks."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,3 +87,40 @@ def test_requests_that_decode_go_on_while_another_is_loaded(
     assert gained[again][-1].cache is not None
     assert gained[again][-1].cache.hit == 2944
     assert first < other
+
+
+@pytest.mark.parametrize("family", ["deepseek_v41", "deepseek_v4"])
+def test_a_tier_that_raises_ends_no_request(
+    family: str, loaded: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At any call of any kind: every request has the tokens of a cold run, no block is lost, one warning says why."""
+    sizes = {"blocks": 5, "window_blocks": 8, "snapshots": 2, "max_model_len": 600}
+    tiny = loaded(family)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    requests = [Request(text(seed, 420), params) for seed in (0, 1, 0)]
+    wanted = tiny.run(tiny.config(prefix_cache="off", **sizes), requests)
+    for fails, after in itertools.product(("pack", "put", "unpack", "get", "has"), (0, 3)):
+        engine = tiny.engine(tiny.config(prefix_cache_host_bytes=1 << 28, **sizes))
+        tiers, calls = engine.scheduler.tiers, itertools.count()
+        assert tiers is not None
+        owner: Any = tiers._pieces if fails in ("pack", "unpack") else tiers._store
+        works = getattr(owner, fails)
+
+        def raises(*arguments: Any, works: Any = works, calls: Any = calls, after: int = after) -> Any:
+            if next(calls) >= after:
+                raise RuntimeError("the device says no")
+            return works(*arguments)
+
+        setattr(owner, fails, raises)
+        caplog.clear()
+        for request, cold in zip(requests, wanted, strict=True):
+            number = engine.add(request)
+            gained = drain(engine)[number]
+            assert tokens_of(gained) == tokens_of(cold)
+            assert gained[-1].finish_reason == "length"
+            engine.scheduler.check()
+        assert (engine.scheduler.blocks.free, engine.scheduler.windows.free) == (5, 8)
+        told = [record.getMessage() for record in caplog.records if "are off from here on" in record.getMessage()]
+        assert len(told) == (next(calls) > after), (fails, after)
+        assert all("RuntimeError: the device says no" in message for message in told)
+        engine.close()

@@ -3,6 +3,7 @@
 What a request goes on from is `prefix_cache.py`'s; where the copies lie is `piece_store.py`'s.
 """
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from deepinfer.engine.piece_store import PieceStore
 from deepinfer.engine.prefix_cache import PrefixCache
 from deepinfer.engine.sequence import Sequence
 from deepinfer.model.cache_pieces import CachePieces, Part
+
+_log = logging.getLogger(__name__)
 
 MOVES_A_STEP = 16
 """Pieces that a step saves, and blocks that it loads, while sequences run: these copies make them wait."""
@@ -29,7 +32,11 @@ class _Copy:
 
 
 class CacheTiers:
-    """Saves what `prefixes` publishes, and brings back what a waiting sequence can go on from."""
+    """Saves what `prefixes` publishes, and brings back what a waiting sequence can go on from.
+
+    An exception while a piece is moved ends no request: the tiers are given up, with one warning, and what was to be
+    saved is dropped; files that are complete stay.
+    """
 
     def __init__(self, prefixes: PrefixCache, pieces: CachePieces, store: PieceStore) -> None:
         self._prefixes = prefixes
@@ -39,10 +46,17 @@ class CacheTiers:
         self._unsaved: deque[_Copy] = deque()
         self._moves_left = MOVES_A_STEP
         self._short = False
+        self._given_up = False
         prefixes.journal = self._journal
 
     def end_step(self, *, busy: bool) -> None:
         """Copy what was published, all of it when nobody waits for the next step, as long as blocks still hold it."""
+        try:
+            self._save(busy=busy)
+        except Exception as error:  # noqa: BLE001 - whatever a device or a store raises, requests go on without
+            self._give_up("saved", error)
+
+    def _save(self, *, busy: bool) -> None:
         while self._journal:
             self._unsaved += self._copies(self._journal.popleft())
         moves = MOVES_A_STEP if busy else len(self._unsaved)
@@ -56,19 +70,41 @@ class CacheTiers:
     def fetch(self, sequence: Sequence) -> bool:
         """Bring back what `sequence` can use and the device has not; False when more comes with the next step."""
         trail = self._prefixes.trail(sequence)
-        if trail.mode == "off":
+        if trail.mode == "off" or self._given_up:
             return True
+        try:
+            return self._bring_back(sequence)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up("loaded", error)
+            return True
+
+    def close(self) -> None:
+        """Save what is left and leave the folder to others."""
+        self.end_step(busy=False)
+        self._store.close()
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        """Neither save nor load from here on; nothing is held for what was under way."""
+        self._given_up = True
+        self._prefixes.journal = None
+        self._journal.clear()
+        self._unsaved.clear()
+        _log.warning(
+            "a cached piece could not be %s (%s: %s): memory and disk behind the prefix cache are off from here on and "
+            "requests go on without; start anew to use them again",
+            what,
+            type(error).__name__,
+            error,
+        )
+
+    def _bring_back(self, sequence: Sequence) -> bool:
+        trail = self._prefixes.trail(sequence)
         before, self._short = self._moves_left, False
         found = self._fetch_entries(sequence)
         if trail.mode == "exact" and not self._short:
             self._fetch_snapshot(sequence, found)
         trail.waits += 1
         return not (self._short and self._moves_left < before) or trail.waits > MOST_WAITS + len(found) // MOVES_A_STEP
-
-    def close(self) -> None:
-        """Save what is left and leave the folder to others."""
-        self.end_step(busy=False)
-        self._store.close()
 
     def _copies(self, published: Published) -> list[_Copy]:
         """The pieces of what was published."""
@@ -88,30 +124,37 @@ class CacheTiers:
 
     def _fetch_entries(self, sequence: Sequence) -> list[Node]:
         """The nodes of the blocks of a text that are on the device, those that were brought back included."""
-        prefixes, trail = self._prefixes, self._prefixes.trail(sequence)
-        rough = trail.mode == "replay"
-        node, nodes, held = trail.root, list[Node](), list[int]()
-        for label in labels(sequence.tokens[: len(sequence.tokens) - 1]):
-            child = node.children.get(label)
-            cached = None if child is None else child.entries(rough=rough)
-            if cached is None:
-                child = child or prefixes.tree.unborn(node, label)
-                for kind in ("exact", "rough")[: 1 + rough]:
-                    cached = cached or self._load(child, [("entries", kind)], prefixes.blocks)
-                    if cached is not None:
-                        child = prefixes.tree.add(node, label)
-                        if kind == "exact":
-                            child.exact = cached
-                        else:
-                            child.rough = cached
-                        break
-            if cached is None or child is None:
-                break
-            held.append(prefixes.blocks.share(cached))
-            nodes.append(child)
-            node = child
-        prefixes.blocks.give(reversed(held))
+        blocks, node = self._prefixes.blocks, self._prefixes.trail(sequence).root
+        nodes, held = list[Node](), list[int]()
+        try:
+            for label in labels(sequence.tokens[: len(sequence.tokens) - 1]):
+                child = self._fetch_child(node, label, rough=self._prefixes.trail(sequence).mode == "replay")
+                if child is None:
+                    break
+                node, cached = child
+                held.append(blocks.share(cached))
+                nodes.append(node)
+        finally:
+            blocks.give(reversed(held))
         return nodes
+
+    def _fetch_child(self, parent: Node, label: bytes, *, rough: bool) -> tuple[Node, Cached] | None:
+        """The block with that label behind `parent`, brought back where the device has it not; None = not there."""
+        prefixes, child = self._prefixes, parent.children.get(label)
+        cached = None if child is None else child.entries(rough=rough)
+        if child is not None and cached is not None:
+            return child, cached
+        child = child or prefixes.tree.unborn(parent, label)
+        for kind in ("exact", "rough")[: 1 + rough]:
+            cached = self._load(child, [("entries", kind)], prefixes.blocks)
+            if cached is not None:
+                child = prefixes.tree.add(parent, label)
+                if kind == "exact":
+                    child.exact = cached
+                else:
+                    child.rough = cached
+                return child, cached
+        return None
 
     def _fetch_snapshot(self, sequence: Sequence, nodes: list[Node]) -> None:
         """Bring back the last snapshot behind which `sequence` can go on, unless the device has it."""
@@ -150,8 +193,12 @@ class CacheTiers:
         if len(whole) < len(parts):
             return None
         blocks = pool.take(1)
-        for part, data in whole:
-            self._pieces.unpack(part, blocks[0], data)
+        try:
+            for part, data in whole:
+                self._pieces.unpack(part, blocks[0], data)
+        except BaseException:
+            pool.give(blocks)
+            raise
         cached = pool.publish(blocks[0])
         pool.give(blocks)
         return cached

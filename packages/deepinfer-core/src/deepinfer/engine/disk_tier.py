@@ -124,21 +124,21 @@ class DiskTier:
     def _write(self, key: bytes, data: Tensor) -> int:
         """Write one file under its final name; return its size, 0 when that failed."""
         path = self._path(key)
-        file = write_piece(Piece(key, self._layout, data))
-        if len(file) > self._limit:
-            return 0
         unfinished = path.with_suffix(UNFINISHED)
         try:
+            file = write_piece(Piece(key, self._layout, data))
+            if len(file) > self._limit:
+                return 0
             with unfinished.open("wb") as opened:
                 opened.write(file)
                 opened.flush()
                 os.fsync(opened.fileno())
             unfinished.replace(path)
             _synchronise(path.parent)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - who closes the folder waits for this thread, so it must not die
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-            if error.errno in _FULL:
+            if isinstance(error, OSError) and error.errno in _FULL:
                 # What fits now is the limit from here on: newer pieces then take the place of the longest unused.
                 self._limit = max(self._bytes, 1)
             self._warn("write", f"{path}: cannot keep cached pieces on disk: {error}; the engine goes on without them")
