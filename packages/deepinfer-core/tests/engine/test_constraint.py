@@ -44,7 +44,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("tiny", accelerator="cpu", max_num_seqs=32, max_model_len=1024)
+    return LLM("tiny", accelerator="cpu", max_num_seqs=128, max_model_len=1024)
 
 
 def constrained(max_tokens: int = 400, **fields: Any) -> SamplingParams:
@@ -60,9 +60,9 @@ def check_valid(completion: Completion, schema: Any) -> None:
 def test_outputs_of_300_schemas_are_valid(llm: LLM) -> None:
     schemas = make_schemas(300)
     ended: set[int] = set()
-    for attempt in range(4):
+    for attempt in range(6):
         left = [place for place in range(300) if place not in ended]
-        params = [replace(constrained(json_schema=schemas[place]), seed=1000 * attempt + place) for place in left]
+        params = [replace(constrained(150, json_schema=schemas[place]), seed=1000 * attempt + place) for place in left]
         for place, completion in zip(left, llm.generate(["x"] * len(left), params), strict=True):
             check_valid(completion, schemas[place])
             if completion.finish_reason == "stop":

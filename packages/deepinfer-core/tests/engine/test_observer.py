@@ -220,6 +220,22 @@ def test_cache_hits_are_counted_and_a_cache_without_effect_is_told_once(caplog: 
     assert caplog.text.count("the prefix cache is on, 8 prompts began as an earlier one") == 1
 
 
+def test_a_constraint_without_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(accelerator="cpu", max_num_seqs=4, max_model_len=256)
+    anything, something = {"grammar": r"root ::= [\x01-\U0010ffff]*"}, {"regex": "[a-z ]*"}
+    with llm.observe():
+        for structured, told in ((something, 0), (anything, 1), (anything, 1)):
+            params = SamplingParams(max_tokens=40, structured=structured, seed=3, logit_bias={1: -100.0})
+            done = llm.generate(["x"] * 2, params)
+            assert all(one.error is None and len(one.token_ids) > 20 for one in done)
+            assert caplog.text.count("masks forbade anything: what it must match admits every text") == told
+    assert "this is a bug" not in caplog.text
+    with llm.observe():
+        llm.engine._begin_matching = lambda params: None  # type: ignore[assignment, method-assign, return-value]
+        llm.generate("x", SamplingParams(max_tokens=2, structured=something))
+    assert caplog.text.count("must match a constraint runs without one") == 1
+
+
 def test_repeats_count_from_the_end_of_the_first_of_them() -> None:
     engine = checked_engine(engine_config(max_num_seqs=2), V41)
     observer = Observer(engine)

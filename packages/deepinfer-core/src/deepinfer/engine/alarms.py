@@ -7,8 +7,8 @@ import logging
 
 _log = logging.getLogger(__name__)
 
-REPEATS, DRAFTED = 8, 512
-"""How many repeated prompts, and how many verified drafts, make an alarm."""
+REPEATS, DRAFTED, MASKS = 8, 512, 16
+"""How many repeated prompts, how many verified drafts, and how many masks of one request make an alarm."""
 
 
 class Alarms:
@@ -36,6 +36,21 @@ class Alarms:
                 "generating: compare with a run without drafts"
             )
             self._raise("drafts", told)
+
+    def constraint(self, *, masks: int, forbade: bool) -> None:
+        """Masks that a constrained request had when it ended, and whether any of them forbade a text."""
+        if masks >= MASKS and not forbade:
+            self._raise(
+                "constraint",
+                f"a request was constrained, and none of its {masks} masks forbade anything: what it must match admits "
+                "every text (a pattern such as [^]* or the like); leave it out or write what is meant",
+            )
+
+    def unconstrained(self) -> None:
+        """A request asked for a constraint, and runs without."""
+        self._raise(
+            "unconstrained", "a request that must match a constraint runs without one: this is a bug, report it"
+        )
 
     def _raise(self, what: str, text: str) -> None:
         if what not in self._raised:

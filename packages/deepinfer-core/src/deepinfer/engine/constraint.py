@@ -110,6 +110,7 @@ class Grammars:
         self._kept: OrderedDict[str, _Compilation] = OrderedDict()
         self._words: Words = np.full((rows, self._padded // 32), -1, dtype=np.int32)
         self._end_words = self._only(self._eos)
+        self._text_words = self._only([])
 
     def begin(self, given: object) -> "Matching":
         """Start the grammar of a request and return where the request stands; raises RequestError at once.
@@ -170,6 +171,15 @@ class Grammars:
                 places.append(place)
         if inside:
             self._filler.batch_fill_next_token_bitmask(inside, torch.from_numpy(words), places)
+            for place, matching in matchings:
+                if not matching.forbade and matching.free is None:
+                    matching.masks += 1
+                    matching.forbade = self._forbids(words[place])
+
+    def _forbids(self, words: Words) -> bool:
+        """Whether a mask forbids a token that is a text by itself, as it does inside a character too: not counted."""
+        inside_character = not (words & (self._text_words | self._end_words)).any()
+        return not inside_character and bool((~words & self._text_words).any())
 
     def is_end(self, words: Words) -> bool:
         """Whether a mask allows nothing but the end of the output."""
@@ -252,7 +262,9 @@ class Grammars:
         with self._loading:
             if self._compiler is None:
                 engine = importlib.import_module("xgrammar")
-                known = engine.TokenizerInfo(self._vocabulary(), vocab_size=self._padded, stop_token_ids=self._eos)
+                texts = self._vocabulary()
+                self._text_words = self._only([token for token, text in enumerate(texts) if _is_text(text)])
+                known = engine.TokenizerInfo(texts, vocab_size=self._padded, stop_token_ids=self._eos)
                 self._compiler = engine.GrammarCompiler(known, max_threads=1, cache_enabled=False)
                 self._filler = engine.BatchGrammarMatcher()
                 self._engine = engine
@@ -302,7 +314,10 @@ class _Compilation:
 
 
 class Matching:
-    """Where one output stands in its grammar; follows from its tokens, and goes back with them."""
+    """Where one output stands in its grammar; follows from its tokens, and goes back with them.
+
+    masks, forbade  how many masks were made before the first that forbade a text, and whether there was one
+    """
 
     def __init__(
         self, grammars: Grammars, compilation: _Compilation, thinking_end: int | None, free_words: Words | None
@@ -313,6 +328,7 @@ class Matching:
         self._free_words = free_words
         self._open = thinking_end is not None
         self._before = self._inside = 0
+        self.masks, self.forbade = 0, False
         self._matcher: Any = None
 
     @property
@@ -376,6 +392,15 @@ class Matching:
             count += 1
         self.rollback(count)
         return count
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether the bytes of a token are characters that may be read."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and (text.isprintable() or text.isspace())
 
 
 def allows(words: Words, token: int) -> bool:

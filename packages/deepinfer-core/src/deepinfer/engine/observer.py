@@ -20,6 +20,7 @@ from deepinfer.engine.trace import REQUESTS, STEPS, Trace
 
 if TYPE_CHECKING:
     from deepinfer.engine.batch_builder import BatchBuilder
+    from deepinfer.engine.constraint import Matching
     from deepinfer.engine.draft_report import DraftStep
     from deepinfer.engine.engine import Engine
     from deepinfer.engine.model_runner import ModelRunner
@@ -50,12 +51,14 @@ it."""
 class _Open:
     """A request under way: when it came, was first computed, gave its first token and its last.
 
-    `beginning` is a number for its first block, 0 where the prompt is not longer than that.
+    `beginning` is a number for its first block, 0 where the prompt is not longer than that; `matching` what it must
+    match, if anything.
     """
 
     prompt_tokens: int
     beginning: int
     arrived: float
+    matching: "Matching | None" = None
     computed: float | None = None
     first: float | None = None
     last: float = 0.0
@@ -152,7 +155,9 @@ class Observer:
         """A request came; from any thread."""
         salt, first = sequence.request.cache_salt, sequence.tokens[:BLOCK_TOKENS]
         beginning = hash((salt, first.tobytes())) if sequence.prompt_length > BLOCK_TOKENS else 0
-        self._open[sequence.id] = _Open(sequence.prompt_length, beginning, time.perf_counter())
+        self._open[sequence.id] = _Open(sequence.prompt_length, beginning, time.perf_counter(), sequence.matching)
+        if sequence.request.params.structured is not None and sequence.matching is None:
+            self._alarms.unconstrained()
         with self._lock:
             self._repeats += beginning != 0 and beginning in self._beginnings
             self.metrics.counters["requests"] += 1
@@ -236,6 +241,8 @@ class Observer:
         if progress.finish_reason is not None:
             metrics.times["request_time"].add(now - request.arrived)
             self._beginnings.add(request.beginning)
+            if request.matching is not None:
+                self._alarms.constraint(masks=request.matching.masks, forbade=request.matching.forbade)
             del self._open[progress.request_id]
             if self._trace is not None:
                 self._draw(progress, request, now)
