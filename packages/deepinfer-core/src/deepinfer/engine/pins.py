@@ -1,27 +1,15 @@
-"""Prompts whose cached blocks stay on the device whatever else needs room: `Pins`, and the `Pin` of one prompt.
+"""Prompts whose cached blocks stay on the device whatever else needs room: `Pins`.
 
 What is cached of a text, and what a request needs to go on from it, is `prefix_cache.py`'s.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from deepinfer.accelerator.batch import BLOCK_TOKENS
-from deepinfer.engine.block_pool import Cached, Node, labels
+from deepinfer.engine.block_pool import Cached, Node, Pin, labels
 from deepinfer.engine.prefix_cache import PrefixCache
 from deepinfer.engine.request import Request
 from deepinfer.errors import RequestError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pin:
-    """A pinned prompt: `tokens` of it, in whole blocks of 128, and the numbers of what it holds for that."""
-
-    tokens: int
-    blocks: tuple[int, ...] = field(repr=False)
-    windows: tuple[int, ...] = field(repr=False)
-    tails: tuple[int, ...] = field(repr=False)
 
 
 class Pins:

@@ -7,7 +7,6 @@ Source: model card, bounded replay and prefill truncation.
 from collections import deque
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from deepinfer.engine.block_pool import (
     Cached,
     Hit,
     Node,
+    Pin,
     PrefixTree,
     Published,
     Trail,
@@ -34,9 +34,6 @@ from deepinfer.engine.sequence import Integers, Sequence, SequenceTable
 from deepinfer.model.cache_layout import OVERLAPPING
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from deepinfer.engine.pins import Pin
 
 BORDERS = 2
 """Snapshots are kept at so many borders before the point where the same prompt must go on at the latest."""
