@@ -140,8 +140,8 @@ def draw(said: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    intensity = [10**place for place in range(5)]
     for rate, name, style in ((BF16_TFLOP, "bfloat16", "--"), (FP8_TFLOP, "FP8", "-")):
+        intensity = [1, rate / BANDWIDTH_TB, 10_000]
         roof = [min(BANDWIDTH_TB * one, rate) for one in intensity]
         axes.plot(intensity, roof, style, color="black", label=f"{BANDWIDTH_TB} TB/s and {rate:g} TFLOP/s ({name})")
     for row in said["rows"]:
@@ -149,7 +149,7 @@ def draw(said: dict[str, Any], path: Path) -> None:
             work = POINTS_TFLOP[row["section"]] * row["tokens"]
             moved = max(row["bytes"] / 1e12, 1e-9)
             axes.plot(work / moved, work / row["value"] * 1e3, "o")
-            note = f"{row['name']}, {row['share']:.2f}"
+            note = f"{row['section']}, {row['name'].split(',')[0]}: {row['share']:.2f}"
             axes.annotate(note, (work / moved, work / row["value"] * 1e3), textcoords="offset points", xytext=(5, -9))
     axes.set(xscale="log", yscale="log", xlabel="FLOP a byte of weights and cache", ylabel="TFLOP/s")
     axes.set_title(f"x12 on {said['device']}: share of its floor beside each step", fontsize=10)
