@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 import torch
 
 from deepinfer.accelerator.registry import open_accelerator
-from deepinfer.engine.block_pool import Pin
 from deepinfer.engine.config import DraftChoice, DraftRule
 from deepinfer.engine.draft_report import DraftReport, DraftStep
 from deepinfer.engine.options import CacheChoice, DtypeChoice, EngineOptions
+from deepinfer.engine.pins import Pin
 from deepinfer.engine.request import CacheMode, Completion, Increment, Logprobs, Progress, Request, SamplingParams
 from deepinfer.errors import RequestError
 from deepinfer.installation import check_recipe

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer import LLM, SamplingParams
-from deepinfer.engine.block_pool import Pin
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.pins import Pin
 from deepinfer.engine.request import CacheUse, Request
 from deepinfer.errors import RequestError
 

@@ -237,16 +237,6 @@ class Hit:
 NOTHING = Hit()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pin:
-    """A pinned prompt: `tokens` of it, in whole blocks of 128, and the numbers of what it holds for that."""
-
-    tokens: int
-    blocks: tuple[int, ...] = field(repr=False)
-    windows: tuple[int, ...] = field(repr=False)
-    tails: tuple[int, ...] = field(repr=False)
-
-
 @dataclass(slots=True, eq=False)
 class Trail:
     """Where one request stands in the tree.

@@ -9,7 +9,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.engine.block_pool import content_key
 from deepinfer.engine.cache_tiers import CacheTiers, open_tiers
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.pins import Pins
+from deepinfer.engine.pinning import Pins
 from deepinfer.engine.prefix_cache import PrefixCache
 from deepinfer.engine.sequence import SequenceTable, blocks_for
 from deepinfer.model.cache_pieces import CachePieces

@@ -19,7 +19,6 @@ from deepinfer.engine.block_pool import (
     Cached,
     Hit,
     Node,
-    Pin,
     PrefixTree,
     Published,
     Trail,
@@ -28,6 +27,7 @@ from deepinfer.engine.block_pool import (
 )
 from deepinfer.engine.bounded_replay import ReplayRule, replayed
 from deepinfer.engine.config import SNAPSHOT_SPACING, EngineConfig
+from deepinfer.engine.pins import Pin
 from deepinfer.engine.plan import Plan, Sampled
 from deepinfer.engine.request import CacheUse
 from deepinfer.engine.sequence import Integers, Sequence, SequenceTable
