@@ -54,7 +54,7 @@ class AttentionKernels(KernelOps, Ops):
         if chosen is not None and keys.selection is not None:
             lists = (keys.selection.slots.contiguous(), keys.selection.bias.contiguous())
             entries = Keys(chosen.data, *lists, FORMATS[chosen.format])
-        return attend(q.contiguous(), window, entries, sink, row_turns(batch, rope), whole=self.steady)
+        return attend(q.contiguous(), window, entries, sink, row_turns(batch, rope), steady=self.steady)
 
     def _turns(self, width: int, rope: Rope) -> bool:
         """Whether kernels run, on vectors of a width that they hold."""

@@ -20,6 +20,10 @@ from deepinfer_kernels_cuda.kernels.variants import OPERAND, Variant
 KEYS = 32
 """Keys that a program holds at once."""
 MOST_HEADS, JOINED_HEADS = 64, 2
+STEADY_WINDOW, STEADY_ENTRIES = 32, 64
+"""Keys of a part where parts may not depend on the batch."""
+MOST_SHARES = 2048
+"""Parts of rows that are held at once there."""
 HIDDEN = tl.constexpr(-1e30)
 """Score of a key that is not seen; finite, so that a part without any key stays a number and weighs nothing."""
 
@@ -148,6 +152,8 @@ def _attend(
     heads,
     window_count,
     entry_count,
+    window_size,
+    entry_size,
     scale,
     WINDOW: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -167,15 +173,13 @@ def _attend(
     high = tl.full((HEADS,), HIDDEN, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     acc = tl.zeros((HEADS, WIDTH), tl.float32)
-    size = tl.cdiv(tl.cdiv(window_count, PARTS), N) * N
     slots, bias = window_slots + row * window_count, window_bias + row * window_count
-    last = tl.minimum(part * size + size, window_count)
-    high, total, acc = _take(x, high, total, acc, slots, bias, window, part * size, last, scale, WINDOW, N, DIM)
+    first, last = part * window_size, tl.minimum((part + 1) * window_size, window_count)
+    high, total, acc = _take(x, high, total, acc, slots, bias, window, first, last, scale, WINDOW, N, DIM)
     if FORMAT:
-        size = tl.cdiv(tl.cdiv(entry_count, PARTS), N) * N
         slots, bias = entry_slots + row * entry_count, entry_bias + row * entry_count
-        last = tl.minimum(part * size + size, entry_count)
-        high, total, acc = _take(x, high, total, acc, slots, bias, entries, part * size, last, scale, FORMAT, N, DIM)
+        first, last = part * entry_size, tl.minimum((part + 1) * entry_size, entry_count)
+        high, total, acc = _take(x, high, total, acc, slots, bias, entries, first, last, scale, FORMAT, N, DIM)
     if PARTS == 1:
         sinks = tl.load(sink + head, mask=head < heads, other=0.0)
         value = _finish(high, total, acc, sinks, turns + row * DIM, HEADS, WIDTH, DIM)
@@ -231,6 +235,10 @@ class Keys:
     bias: Tensor
     format: int
 
+    def rows(self, own: slice) -> "Keys":
+        """The lists of some rows."""
+        return Keys(self.records, self.slots[own], self.bias[own], self.format)
+
 
 _POINTERS = {
     "q": "*bf16",
@@ -251,7 +259,8 @@ def _attend_variant(heads: int, width: int, dim: int, formats: tuple[int, int], 
         name=f"attend {block} heads {width} formats {formats} parts {parts}",
         kernel=_attend,
         types={**_POINTERS, "out": "*bf16" if parts == 1 else "*fp32", "statistics": "*fp32"}
-        | {"heads": "i32", "window_count": "i32", "entry_count": "i32", "scale": "fp32"},
+        | {"heads": "i32", "window_count": "i32", "entry_count": "i32"}
+        | {"window_size": "i32", "entry_size": "i32", "scale": "fp32"},
         constants={"WINDOW": formats[0], "FORMAT": formats[1], "PARTS": parts, "HEADS": block}
         | {"WIDTH": width, "DIM": dim, "N": KEYS},
         warps=8 if width > 256 else 4,
@@ -285,24 +294,44 @@ def parts_of(rows: int) -> int:
     return next((parts for most, parts in ((8, 16), (16, 8), (40, 4), (80, 2)) if rows <= most), 1)
 
 
+def cut(rows: int, window: int, entries: int, *, steady: bool) -> tuple[int, int, int]:
+    """Return into how many parts the lists of a row are cut, and how many keys of each list a part has.
+
+    steady: parts have so many keys however long lists are and however many rows there are; parts behind a row's last
+    key add exact zeros.
+    """
+    if steady:
+        least = max(2, -(-window // STEADY_WINDOW), -(-entries // STEADY_ENTRIES))
+        return triton.next_power_of_2(least), STEADY_WINDOW, STEADY_ENTRIES
+    parts = parts_of(rows)
+    window_size, entry_size = (triton.cdiv(triton.cdiv(count, parts), KEYS) * KEYS for count in (window, entries))
+    return parts, window_size, entry_size
+
+
 def attend(
-    q: Tensor, window: Keys, entries: Keys | None, sink: Tensor, turns: Tensor, *, whole: bool = False
+    q: Tensor, window: Keys, entries: Keys | None, sink: Tensor, turns: Tensor, *, steady: bool = False
 ) -> Tensor:
     """Return the attention of q [T, H, D] (bfloat16, rotated) -> bfloat16 [T, H, D]; turns float32 [T, dim / 2, 2].
 
-    whole: never cut a row's keys into parts; its bits then depend on nothing but the row.
+    steady: a row's bits depend on nothing but the row.
     """
     tokens, heads, width = q.shape
-    dim, parts = 2 * turns.shape[1], 1 if whole else parts_of(tokens)
     other = window if entries is None else entries
-    variant = _attend_variant(heads, width, dim, (window.format, NONE if entries is None else entries.format), parts)
+    counts = (window.slots.shape[1], 0 if entries is None else entries.slots.shape[1])
+    parts, *sizes = cut(tokens, *counts, steady=steady)
+    if steady and tokens > MOST_SHARES // parts:
+        piece = MOST_SHARES // parts
+        rows = [slice(start, start + piece) for start in range(0, tokens, piece)]
+        given = [(q[own], window.rows(own), entries and entries.rows(own), sink, turns[own]) for own in rows]
+        return torch.cat([attend(*part, steady=True) for part in given])
+    dim, kinds = 2 * turns.shape[1], (window.format, NONE if entries is None else entries.format)
+    variant = _attend_variant(heads, width, dim, kinds, parts)
     out = torch.empty_like(q)
     shares = out if parts == 1 else torch.empty((tokens, parts, heads, width), dtype=torch.float32, device=q.device)
     statistics = torch.empty((tokens, parts, 2, heads), dtype=torch.float32, device=q.device)
     lists = (window.records, window.slots, window.bias, other.records, other.slots, other.bias)
-    sizes = (heads, window.slots.shape[1], other.slots.shape[1], width**-0.5)
     grid = (tokens, -(-heads // variant.constants["HEADS"]), parts)
-    variant.launch(grid, q, *lists, sink, turns, shares, statistics, *sizes)
+    variant.launch(grid, q, *lists, sink, turns, shares, statistics, heads, *counts, *sizes, width**-0.5)
     if parts > 1:
         joined = _join_variant(width, dim, parts)
         joined.launch((tokens, -(-heads // JOINED_HEADS)), shares, statistics, sink, turns, out, heads)
