@@ -40,12 +40,11 @@ SLOW = (
     "write_entries-tiny-entries-bfloat16",
     "compress-tiny-ratio128-bfloat16",
     *(f"compress-tiny-resumed-ratio{r}-bfloat16" for r in (1, 2, 128)),
-    "attention-tiny-mixed",
-    "attention-tiny-resumed",
-    *(f"attention-tiny-decode-ratio{r}" for r in (0, 1, 4, 128)),
+    "attention-tiny",
     *(f"select_entries-{name}-ratio{r}-bfloat16" for name in ("tiny", "wide-index") for r in (1, 4)),
 )
-"""Cases that take the interpreter minutes and show what the others of their op show."""
+"""Cases that take the interpreter minutes, because they fill caches row by row; `test_records.py` and
+`test_attention_parts.py` and the cases that are left show what they show."""
 WIDE_INDEX = replace(TINY, name="wide-index", index_heads=16, index_dim=128, rope=64)
 """Index keys of the released models' width, which kernels read in words."""
 SMALL = cases([TINY]) + [case for case in attention_cases([WIDE_INDEX]) if case.op is Ops.select_entries]
