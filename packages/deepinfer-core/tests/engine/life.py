@@ -112,12 +112,14 @@ class Life(RuleBasedStateMachine):
         tiers=TIERS,
         kind=st.sampled_from(["plain", "plain", "plain", "plain", "drafts", "drafts", "delayed"]),
         lengths=st.lists(st.integers(112, 127), min_size=3, max_size=4),
-        breaks=st.sampled_from([False, False, True]),
+        breaks=st.none() | st.integers(0, 120),
     )
-    def open(self, sizes: dict[str, int], tiers: dict[str, int], kind: str, lengths: list[int], breaks: bool) -> None:
+    def open(
+        self, sizes: dict[str, int], tiers: dict[str, int], kind: str, lengths: list[int], breaks: int | None
+    ) -> None:
         """An engine, texts that it knows, and requests that outgrow its blocks together where these are few."""
         self.world.put_out()
-        self.breaks = breaks
+        self.breaks = breaks is not None
         self.folder = TemporaryDirectory(prefix="deepinfer-life-") if "prefix_cache_disk_bytes" in tiers else None
         place = {} if self.folder is None else {"prefix_cache_dir": Path(self.folder.name)}
         config = replace(self.world.roomy, max_model_len=LONGEST, **sizes, **tiers, **place)  # type: ignore[arg-type]
@@ -128,6 +130,8 @@ class Life(RuleBasedStateMachine):
         self.send([*self.stems[0][:270], *self.stems[1][:40]], 4, 2)
         self.step_long()
         self.crowd(lengths)
+        if breaks is not None:
+            self.light_the_fuse(breaks, interrupt=breaks % 3 == 0)
         self.step(25)
 
     def start(self) -> None:

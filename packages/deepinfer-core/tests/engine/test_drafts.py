@@ -22,6 +22,7 @@ from deepinfer.accelerator.batch import Batch
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
+from deepinfer.engine.block_pool import Hit
 from deepinfer.engine.config import DraftRule, EngineConfig
 from deepinfer.engine.constraint import Constraint
 from deepinfer.engine.draft_backbone import BlockRows, StagesBackbone
@@ -150,6 +151,8 @@ RULES = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 1),
     }
 )
+SHARED = np.random.default_rng(7).integers(30, 255, 160)
+"""How every long prompt begins: a block that all share, and more."""
 CONSTRAINTS: list[dict[str, Any]] = [
     {"regex": "[a-f]{3,9}( [0-9]{2}){0,3}"},
     {"regex": "(ab|ba|c)*d", "thinking": True},
@@ -160,7 +163,7 @@ CONSTRAINTS: list[dict[str, Any]] = [
 @st.composite
 def request_lists(draw: st.DrawFn) -> list[Request]:
     generator = np.random.default_rng(draw(st.integers(0, 1000)))
-    lengths = draw(st.lists(st.one_of(st.integers(1, 30), st.integers(100, 150)), min_size=1, max_size=5))
+    lengths = draw(st.lists(st.one_of(st.integers(1, 30), st.integers(100, 220)), min_size=1, max_size=5))
     found = []
     for index, length in enumerate(lengths):
         params = SamplingParams(
@@ -179,7 +182,10 @@ def request_lists(draw: st.DrawFn) -> list[Request]:
             params = replace(params, **draw(RULES))
         if draw(st.sampled_from([True, False, False])):
             params = replace(params, ignore_eos=False, structured=Constraint(**draw(st.sampled_from(CONSTRAINTS))))
-        found.append(Request(generator.integers(30, 255, length).tolist(), params, index=index))
+        prompt = generator.integers(30, 255, length)
+        if length >= 100:
+            prompt[: len(SHARED)] = SHARED[:length]
+        found.append(Request(prompt.tolist(), params, index=index))
     return found
 
 
@@ -188,7 +194,7 @@ def request_lists(draw: st.DrawFn) -> list[Request]:
 @given(data=st.data())
 def test_drafts_change_no_token(tiny: Loaded, rule: DraftRule, data: st.DataObject) -> None:
     requests = data.draw(request_lists())
-    plain = run(tiny.engine(tiny.config()), requests, [0] * len(requests))
+    plain = run(tiny.engine(tiny.config(prefix_cache="off")), requests, [0] * len(requests))
     texts = [[*r.prompt_token_ids, *tokens_of(parts)] for r, parts in zip(requests, plain, strict=True)]
     policy, wrong = data.draw(st.sampled_from(POLICIES)), data.draw(st.sampled_from([0.0, 0.2, 1.0]))
     starved = {"blocks": 4, "max_model_len": 300, "window_blocks": data.draw(st.integers(4, 9))}
@@ -197,7 +203,7 @@ def test_drafts_change_no_token(tiny: Loaded, rule: DraftRule, data: st.DataObje
         max_num_seqs=data.draw(st.integers(1, 6)),
         **data.draw(st.sampled_from([{}, starved])),
     )
-    arrivals = [data.draw(st.integers(0, 6)) for _ in requests]
+    arrivals = [data.draw(st.sampled_from([0, 0, 1, 4, 12, 30])) for _ in requests]
     drafted = run(tiny.engine(config, helped(tiny, rule, policy, texts, wrong)), requests, arrivals)
     for alone, parts in zip(plain, drafted, strict=True):
         assert tokens_of(parts) == tokens_of(alone)
@@ -207,6 +213,43 @@ def test_drafts_change_no_token(tiny: Loaded, rule: DraftRule, data: st.DataObje
             assert found.token_id == wanted.token_id
             assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
             assert list(found.top) == list(wanted.top)
+
+
+@pytest.mark.parametrize("rule", ["match", "greedy"])
+def test_drafts_change_no_text_behind_hits_and_preemptions(tiny: Loaded, rule: DraftRule) -> None:
+    """Three that share a first part and outgrow four blocks; two of them end by stop strings, amid drafts."""
+    params = SamplingParams(temperature=0, max_tokens=110, ignore_eos=True)
+    own = np.random.default_rng(3).integers(30, 255, (3, 40))
+    requests = [Request([*SHARED.tolist(), *tail.tolist()], params) for tail in own]
+    cold = tiny.config(prefix_cache="off")
+    for place in (0, 2):
+        text = "".join(part.text for part in run(tiny.engine(cold), [requests[place]], [0])[0])
+        stop = next(
+            text[at : at + 3] for at in range(len(text) * 3 // 4, len(text)) if text.index(text[at : at + 3]) == at
+        )
+        requests[place] = replace(requests[place], params=replace(params, stop=[stop]))
+    alone = [run(tiny.engine(cold), [request], [0])[0] for request in requests]
+    texts = [[*r.prompt_token_ids, *tokens_of(parts)] for r, parts in zip(requests, alone, strict=True)]
+    config = tiny.config(blocks=4, window_blocks=10, max_model_len=320, max_num_seqs=3)
+    engine = tiny.engine(config, helped(tiny, rule, Fixed(5), texts, 0.2))
+    seated: list[int] = []
+    resume = engine.table.resume
+
+    def noted(row: int, hit: Hit) -> None:
+        seated.append(hit.start)
+        resume(row, hit)
+
+    engine.table.resume = noted  # type: ignore[method-assign]
+    drafted = run(engine, requests, [0, 3, 4])
+    assert len(seated) > len(requests), "nobody was preempted"
+    assert max(seated) > 0, "nobody went on from what was there"
+    for parts, wanted in zip(drafted, alone, strict=True):
+        assert tokens_of(parts) == tokens_of(wanted)
+        assert "".join(part.text for part in parts) == "".join(part.text for part in wanted)
+        assert (parts[-1].finish_reason, parts[-1].stop_reason) == (wanted[-1].finish_reason, wanted[-1].stop_reason)
+        assert any(part.draft_step is not None and part.draft_step.accepted for part in parts)
+    assert [parts[-1].finish_reason for parts in drafted] == ["stop", "length", "stop"]
+    assert engine.scheduler.blocks.free == config.blocks
 
 
 def _logprobs(parts: Sequence[Progress]) -> list[TokenLogprobs]:

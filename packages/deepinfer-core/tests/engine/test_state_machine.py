@@ -140,7 +140,7 @@ class Checked:
             assert got[-1].finish_reason in ("abort", "error") or sum(map(len, rows)) == len(wanted)
 
     def light(self, calls: int, *, interrupt: bool) -> None:
-        self.fuse.left, self.fuse.interrupt = calls % 40, interrupt
+        self.fuse.left, self.fuse.interrupt = calls % 121, interrupt
 
     def put_out(self) -> None:
         self.fuse.left = None
