@@ -1,8 +1,8 @@
 """The disk tier keeps what it acknowledged and never hands out what is not as it was written, whatever happens."""
 
+import errno
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepinfer.engine import disk_tier
 from deepinfer.engine.block_file import HEADER_BYTES, Damaged, Piece, read_piece, write_piece
 from deepinfer.engine.disk_tier import DiskTier
 from deepinfer.errors import ConfigError
 
 from .checker import EXAMPLES
+from .full_disk import full_disk
 
 LAYOUT = bytes(range(32))
 LIMIT = 1 << 24
@@ -121,30 +123,55 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, harm: str, caplog: py
     tier.close()
 
 
-def test_a_full_disk_becomes_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that may not grow any more is what a full disk looks like to a writer."""
+def test_where_no_file_may_grow_what_is_there_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = DiskTier(tmp_path, LIMIT, LAYOUT)
     for number in range(3):
         tier.put(key(number), data(number))
     tier.flush()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with caplog.at_level(logging.WARNING):
-            for number in range(3, 6):
-                tier.put(key(number), data(number))
-            tier.flush()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
+    with full_disk(), caplog.at_level(logging.WARNING):
+        for number in range(3, 6):
+            tier.put(key(number), data(number))
+        tier.flush()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "cannot keep cached pieces on disk" in caplog.text
     assert not list(tmp_path.glob("*/*.unfinished"))
     tier.put(key(9), data(9))
     tier.flush()
-    assert tier.get(key(9)) is not None, "once there is room, newer pieces take the place of older ones"
-    assert sum(tier.has(key(number)) for number in range(10)) <= 3
+    assert [number for number in range(10) if tier.has(key(number))] == [0, 1, 2, 9]
+    tier.close()
+
+
+def test_on_a_full_disk_newer_pieces_take_the_place_of_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk with room for four pieces, then for none, then for four again."""
+    room = 4 * (3000 + HEADER_BYTES)
+    synchronise = os.fsync
+
+    def full(number: int) -> None:
+        if sum(path.stat().st_size for path in tmp_path.glob("*/*")) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        synchronise(number)
+
+    monkeypatch.setattr(disk_tier.os, "fsync", full)
+    tier = DiskTier(tmp_path, LIMIT, LAYOUT)
+    for number in range(7):
+        tier.put(key(number), data(number))
+        tier.flush()
+    assert not caplog.records
+    assert [number for number in range(10) if tier.has(key(number))] == [3, 4, 5, 6]
+    room = 0
+    for number in range(7, 13):
+        tier.put(key(number), data(number))
+        tier.flush()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert not any(tier.has(key(number)) for number in range(13))
+    room = 4 * (3000 + HEADER_BYTES)
+    for number in range(20, 26):
+        tier.put(key(number), data(number))
+        tier.flush()
+    assert [number for number in range(30) if tier.has(key(number))] == [22, 23, 24, 25]
+    assert not list(tmp_path.glob("*/*.unfinished"))
     tier.close()
 
 

@@ -21,7 +21,7 @@ SUFFIX = ".piece"
 UNFINISHED = ".unfinished"
 QUEUE_BYTES = 1 << 28
 """Pieces that wait to be written; what comes while so many wait is not kept on disk."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class DiskTier:
         self._changed = threading.Condition()
         self._closing = False
         with self._changed:
-            self._make_room(0)
+            self._make_room(0, limit)
         self._writer = threading.Thread(target=self._write_all, name="deepinfer-disk-tier", daemon=True)
         self._writer.start()
 
@@ -110,7 +110,7 @@ class DiskTier:
                 if not self._queue:
                     return
                 key, data = self._queue.popleft()
-                self._make_room(data.nbytes + HEADER_BYTES)
+                self._make_room(data.nbytes + HEADER_BYTES, self._limit)
             size = self._write(key, data)
             with self._changed:
                 if size:
@@ -122,31 +122,28 @@ class DiskTier:
                 self._changed.notify_all()
 
     def _write(self, key: bytes, data: Tensor) -> int:
-        """Write one file under its final name; return its size, 0 when that failed."""
+        """Write one file, in place of older ones where the disk is full; return its size, 0 when that failed."""
         path = self._path(key)
-        unfinished = path.with_suffix(UNFINISHED)
         try:
             file = write_piece(Piece(key, self._layout, data))
             if len(file) > self._limit:
                 return 0
-            with unfinished.open("wb") as opened:
-                opened.write(file)
-                opened.flush()
-                os.fsync(opened.fileno())
-            unfinished.replace(path)
-            _synchronise(path.parent)
+            try:
+                _write_whole(path, file)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                with self._changed:
+                    self._make_room(len(file), min(self._bytes, self._limit))
+                _write_whole(path, file)
         except Exception as error:  # noqa: BLE001 - who closes the folder waits for this thread, so it must not die
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in _FULL:
-                # What fits now is the limit from here on: newer pieces then take the place of the longest unused.
-                self._limit = max(self._bytes, 1)
             self._warn("write", f"{path}: cannot keep cached pieces on disk: {error}; the engine goes on without them")
             return 0
         return len(file)
 
-    def _make_room(self, size: int) -> None:
-        while self._files and self._bytes + size > self._limit:
+    def _make_room(self, size: int, limit: int) -> None:
+        """Remove the longest unused until `size` bytes more are at most `limit`."""
+        while self._files and self._bytes + size > limit:
             self._remove(next(iter(self._files)))
 
     def _remove(self, key: bytes) -> None:
@@ -194,6 +191,22 @@ def _scan(folder: Path) -> OrderedDict[bytes, int]:
             if len(key) == KEY_BYTES:
                 found.append((status.st_mtime_ns, key, status.st_size))
     return OrderedDict((key, size) for _, key, size in sorted(found))
+
+
+def _write_whole(path: Path, file: bytes) -> None:
+    """Write a file that is there whole or not at all, and survives a loss of power; raises OSError."""
+    unfinished = path.with_suffix(UNFINISHED)
+    try:
+        with unfinished.open("wb") as opened:
+            opened.write(file)
+            opened.flush()
+            os.fsync(opened.fileno())
+        unfinished.replace(path)
+        _synchronise(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _synchronise(folder: Path) -> None:
