@@ -75,6 +75,16 @@ class Unrecordable(Recording):
         raise RuntimeError("operation not permitted when stream is capturing\nand more lines")
 
 
+class Small(Recording):
+    """A device with memory for three graphs."""
+
+    @override
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        if self.recorded == 3:
+            raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+        return super().capture(run)
+
+
 class WithoutPadding:
     """Takes padding out of a step, after a look at it, and hands the rest to a model that admits none."""
 
@@ -419,3 +429,11 @@ def test_the_same_step_twice_copies_nothing_and_gives_the_same(tiny: Callable[[s
     batch = _empty_batch(GraphSize(2, 2, 100), one.config, 1, torch.device("cpu"))
     first = runner.forward(batch, cache).logits.clone()
     assert torch.equal(runner.forward(batch, cache).logits, first)
+
+
+def test_what_finds_no_memory_for_its_graph_runs_without(tiny: Callable[[str], Tiny]) -> None:
+    one = tiny("deepseek_v41")
+    asked = prompts(5, [20, 30, 500, 510], max_tokens=15, temperature=0)
+    device = Small()
+    assert one.run(one.sizes(graphs=True), asked, device, None) == one.run(one.sizes(), asked, CpuAccelerator(), None)
+    assert device.recorded == 3

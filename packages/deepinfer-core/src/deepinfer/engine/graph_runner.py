@@ -70,6 +70,7 @@ class GraphRunner:
         self._windows = window_blocks(limits.rows_each, config.window)
         self._recorded: dict[GraphSize, _Recorded] = {}
         self._failed: str | None = None
+        self._too_large: set[GraphSize] = set()
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
@@ -103,11 +104,12 @@ class GraphRunner:
             return None
         decoding = rows == sequences
         each = 1 if decoding else limits.rows_each
-        return GraphSize(
+        size = GraphSize(
             rows=min(_step_up(rows), limits.sequences * each),
             sequences=min(_step_up(sequences), limits.sequences),
             context=next(bound for bound in _contexts(limits.context) if bound >= batch.max_context),
         )
+        return None if size in self._too_large else size
 
     def _first_sizes(self) -> Iterator[GraphSize]:
         most = self._limits.sequences
@@ -118,7 +120,7 @@ class GraphRunner:
                 yield GraphSize(count, count, context)
 
     def _record(self, size: GraphSize) -> "_Recorded | None":
-        """Record one graph; the first that cannot be recorded is the last that is tried."""
+        """Record one graph; the first that cannot be recorded is the last that is tried, unless memory was missing."""
         batch = _empty_batch(size, self._config, self._windows, self._accelerator.device)
         outputs: list[ModelOutput] = []
 
@@ -127,6 +129,10 @@ class GraphRunner:
 
         try:
             replay = self._accelerator.capture(run)
+        except torch.OutOfMemoryError:
+            self._too_large.add(size)
+            _log.warning("no memory is left for a graph of %s: such steps run without", size)
+            return None
         except Exception as error:  # noqa: BLE001 - whatever a device cannot record it can still run
             self._failed = str(error).splitlines()[0] if str(error) else type(error).__name__
             _log.warning("steps run without graphs, this one cannot be recorded: %s", self._failed)
