@@ -175,6 +175,24 @@ def test_logits_that_are_no_numbers_end_their_request_alone(params: SamplingPara
     llm.engine.scheduler.check()
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "model"])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_row_of_an_early_chunk_that_is_no_number_ends_its_request(kv_cache_dtype: Any) -> None:
+    """Chunks and windows before the row that is drawn, through records and without: whoever attends to it is lost."""
+    llm = LLM(
+        accelerator="cpu", max_model_len=1024, max_num_seqs=3, max_num_batched_tokens=64, kv_cache_dtype=kv_cache_dtype
+    )
+    poisoned, clean = [5, 6, 8, 7, *(20 + place % 60 for place in range(600))], [9, 10, 11]
+    (alone,) = llm.generate([clean], SHORT)
+    network: Any = llm.engine.runner._model
+    network.embedding[8] = float("nan")
+    lost, kept = llm.generate([poisoned, clean], SHORT)
+    assert (lost.finish_reason, lost.token_ids) == ("error", ())
+    assert "not finite" in str(lost.error)
+    assert kept.token_ids == alone.token_ids
+    llm.engine.scheduler.check()
+
+
 def test_a_timeout_ends_with_what_there_is(llm: LLM) -> None:
     late = llm.generate([[5, 6], [7]], SamplingParams(max_tokens=400, ignore_eos=True), timeout_s=0.0)
     assert [one.finish_reason for one in late] == ["abort", "abort"]
