@@ -1,7 +1,7 @@
 """Continue a few prompts in one batch, then one as a stream: the shortest use of DeepInfer from Python.
 
-Run as `python examples/offline_inference.py`.  Without settings it uses the embedded tiny model, whose text means
-nothing.  `DEEPINFER_HF_MODEL_DIR` names a checkpoint folder or a model of the Hugging Face Hub, and
+Run as `python examples/offline_inference.py`.  Without settings it uses the embedded demo model, whose text is old
+English without much sense.  `DEEPINFER_HF_MODEL_DIR` names a checkpoint folder or a model of the Hugging Face Hub, and
 `DEEPINFER_ACCELERATOR` an accelerator (`deepinfer accelerators` lists them).
 """
 
@@ -18,7 +18,7 @@ PROMPTS = [
 def main() -> None:
     """Print a completion of each prompt."""
     environment = read_environment()
-    llm = LLM(environment.model or "tiny", accelerator=environment.accelerator)
+    llm = LLM(environment.model or "demo", accelerator=environment.accelerator)
 
     params = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=48, seed=1)
     for prompt, completion in zip(PROMPTS, llm.generate(PROMPTS, params), strict=True):

@@ -1,4 +1,4 @@
-"""The command line: generate, bench, accelerators, doctor, warm, verify-determinism, plan, tiny.
+"""The command line: generate, chat, bench, accelerators, doctor, warm, verify-determinism, plan, tiny.
 
 Each command says what it needs and hands over; torch is imported only by those that compute.
 """
@@ -23,7 +23,13 @@ from deepinfer.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TINY = "tiny"
+DEMO, TINY = "demo", "tiny"
+
+EMBEDDED = {
+    DEMO: "the embedded demo model: ten million parameters trained on old English prose and small tasks",
+    TINY: "the tiny model: random weights, so the text means nothing",
+}
+"""Models that need no files of the user, and what is said when one is used."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +78,7 @@ The exit code is 1 when a prompt could not be continued, 2 when nothing could be
 @click.argument("prompt", required=False)
 @click.option("--prompts", type=click.Path(path_type=Path), help='File of JSON lines, a prompt each; "-": from stdin.')
 @click.option(
-    "--model", help='Checkpoint folder, model of the Hugging Face Hub, or "tiny".  [default: tiny, the embedded one]'
+    "--model", help='Checkpoint folder, model of the Hub, "demo" or "tiny".  [default: demo, the embedded one]'
 )
 @click.option("--max-tokens", default=128, help="End after so many tokens.")
 @click.option("--temperature", default=1.0, help="0 takes the best token, 1 samples as the model says.")
@@ -119,7 +125,7 @@ def generate(
     Without PROMPT, or with "-", the text to continue is read from stdin.
     """
     with reported(debug=debug):
-        name = model or environment.model or TINY
+        name = model or environment.model or DEMO
         import torch
 
         from deepinfer.completion_output import print_json, print_text
@@ -132,8 +138,8 @@ def generate(
         engine = options.engine_choices(choices) | {"seed": choices.pop("seed")}
         choices["structured"] = structured(choices.pop("json_schema"), choices.pop("regex"), choices.pop("grammar"))
         asked = asked_for(prompt, prompts, SamplingParams(**choices))
-        if name == TINY:
-            click.echo("deepinfer: the embedded tiny model: random weights, so the text means nothing", err=True)
+        if name in EMBEDDED:
+            click.echo(f"deepinfer: {EMBEDDED[name]}", err=True)
             torch.set_num_threads(1)  # its ops are so small that handing them out takes longer than doing them
         llm = LLM(name, accelerator=accelerator or environment.accelerator, progress=LoadingBar(), **engine)
         begin = time.perf_counter()
@@ -149,6 +155,61 @@ def generate(
 
 @app.command(
     cls=options.DraftCommand,
+    epilog="""\b
+Examples:
+  deepinfer chat
+  deepinfer chat --tools examples/tools.json --draft
+  deepinfer chat --model /path/to/checkpoint --think --max-tokens 2000
+
+Lines that begin with / are commands; /help shows them. Where the model calls a tool, type what the tool returns.
+Ctrl-C stops an answer, Ctrl-D ends. Lines may also come from a file or a pipe.""",
+)
+@click.option(
+    "--model", help='Checkpoint folder, model of the Hub, "demo" or "tiny".  [default: demo, the embedded one]'
+)
+@_accelerator
+@click.option("--system", help="System message.")
+@click.option("--tools", type=click.Path(path_type=Path), help="JSON list of tools, as in Chat Completions.")
+@click.option("--think", is_flag=True, help="Let the model think first.")
+@click.option("--temperature", default=0.0, help="0 takes the best token, 1 samples as the model says.")
+@click.option("--max-tokens", default=512, help="Cut answers after so many tokens.")
+@click.option(
+    "--draft",
+    is_flag=False,
+    flag_value="auto",
+    default="off",
+    type=click.Choice(("off", "auto", "on")),
+    help="Let the model's draft stages guess tokens ahead, as `generate --draft`.",
+)
+@_debug
+@click.pass_obj
+def chat(
+    environment: Environment,
+    /,
+    *,
+    model: str | None,
+    accelerator: str | None,
+    tools: Path | None,
+    think: bool,
+    debug: bool,
+    **choices: Any,
+) -> None:
+    """Talk with a model, which may call tools."""
+    with reported(debug=debug):
+        name = model or environment.model or DEMO
+        import torch
+
+        from deepinfer.terminal_chat import ChatOptions, Session, read_tools
+
+        if name in EMBEDDED:
+            click.echo(f"deepinfer: {EMBEDDED[name]}", err=True)
+            torch.set_num_threads(1)
+        offered = [] if tools is None else read_tools(tools)
+        where = accelerator or environment.accelerator
+        Session(ChatOptions(name, where, tools=offered, thinking=think, **choices)).run()
+
+
+@app.command(
     epilog="""\b
 Examples:
   deepinfer bench                                    32 requests at once: the most tokens a second
@@ -354,7 +415,7 @@ A folder with nothing but config.json is enough; of a model of the Hub only that
 def plan(*, model: str, memory: str | None, sequences: int, as_json: bool, debug: bool) -> None:
     """Say how much memory MODEL takes and how much context is left, before anything is loaded.
 
-    MODEL is a checkpoint folder, a model of the Hugging Face Hub, or "tiny".
+    MODEL is a checkpoint folder, a model of the Hugging Face Hub, "demo" or "tiny".
     """
     with reported(debug=debug):
         size = None if memory is None else options.memory_bytes(memory)
@@ -390,8 +451,8 @@ def _folder(model: str) -> "Iterator[Path]":
     from deepinfer.model.checkpoint import open_checkpoint
     from deepinfer.model.download import CONFIG_ONLY, Hub, fetch
 
-    if model == TINY:
-        checkpoint = open_checkpoint(TINY)  # the folder lives as long as this object
+    if model in EMBEDDED:
+        checkpoint = open_checkpoint(model)  # the folder lives as long as this object
         yield checkpoint.folder
     else:
         yield fetch(model, Hub(), CONFIG_ONLY)

@@ -16,7 +16,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 VARIABLES = {
     "DEEPINFER_ACCELERATOR": 'name of the accelerator, or "auto": the best one that is usable (default)',
-    "DEEPINFER_HF_MODEL_DIR": "folder of a checkpoint, or its name on the Hugging Face Hub (default: the tiny model)",
+    "DEEPINFER_HF_MODEL_DIR": "folder of a checkpoint, or its name on the Hugging Face Hub (default: the demo model)",
     "DEEPINFER_LOG_LEVEL": 'what is written to stderr: "debug", "info" (default), "warning" or "error"',
 }
 """Every variable that is read, and what it says."""

@@ -40,7 +40,7 @@ CACHE_KEYS = {"cache_salt", "prefix_cache"}
 class LLM:
     """A loaded model that continues prompts. For one thread at a time.
 
-    model             "tiny" (embedded), a checkpoint folder, or a model of the Hugging Face Hub
+    model             "demo" (embedded), "tiny" (random weights), a checkpoint folder, or a model of the Hub
     accelerator       name of an accelerator, or "auto": the best usable one
     dtype             of activations; "auto" = bfloat16 with inputs rounded to FP8 for quantised checkpoints, as they
                       were trained, else the dtype of the embedding
@@ -56,7 +56,7 @@ class LLM:
 
     def __init__(  # noqa: PLR0913 - the public constructor: all but the model are keywords
         self,
-        model: str | Path = "tiny",
+        model: str | Path = "demo",
         *,
         accelerator: str = "auto",
         dtype: DtypeChoice = "auto",

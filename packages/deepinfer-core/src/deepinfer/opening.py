@@ -63,7 +63,7 @@ def resolve_options(
 def check_early(model: object, dtype: str, kv_cache_dtype: str, options: EngineOptions) -> None:
     """Raise ConfigError for what no model can have, before one is looked for or downloaded."""
     if not isinstance(model, str | Path):
-        raise ConfigError(f'model must be "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
+        raise ConfigError(f'model must be "demo", "tiny", a folder or a name on the Hugging Face Hub, got {model!r}')
     check_dtypes(dtype, kv_cache_dtype)
     check_options(options)
 

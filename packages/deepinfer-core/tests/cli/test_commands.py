@@ -33,7 +33,7 @@ def run(*arguments: str, text: str | None = None, **environment: str) -> Result:
 
 @pytest.fixture(scope="module")
 def greedy() -> str:
-    """What the tiny model says, by the Python interface."""
+    """What the demo model says, by the Python interface."""
     llm = LLM(accelerator="cpu", dtype="float64", kv_cache_dtype="model")
     (completion,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0))
     return completion.text
@@ -43,7 +43,7 @@ def test_generate_prints_the_completion_and_says_which_model(greedy: str) -> Non
     result = run("generate", PROMPT, *GREEDY)
     assert result.exit_code == 0
     assert result.stdout == greedy + "\n"
-    assert "the embedded tiny model: random weights" in result.stderr
+    assert "the embedded demo model" in result.stderr
     assert "deepinfer: cpu: " in result.stderr
     assert "deepinfer: 12 tokens in" in result.stderr
 

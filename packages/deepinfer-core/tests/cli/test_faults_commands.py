@@ -61,7 +61,7 @@ FAULTS = [
     ),
     settings("a cache dtype that does not exist", "--kv-cache-dtype", "int8", words="kv_cache_dtype must be"),
     settings("a decoder replay in words", "--decoder-replay", "some", words='"auto", "off" or a number'),
-    settings("a decoder replay below the window", "--decoder-replay", "3", words="at least the window of 32"),
+    settings("a decoder replay below the window", "--decoder-replay", "3", words="at least the window of 128"),
     settings("a sequence length of one", "--max-model-len", "1", words="max_model_len must be an integer, at least 2"),
     settings("a sequence length beyond the model", "--max-model-len", "99999999", words="2 to 65536"),
     settings("a negative seed", "--seed", "-1", "--model", "no/such", words="seed must be an integer, 0 to"),

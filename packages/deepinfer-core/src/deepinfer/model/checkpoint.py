@@ -26,7 +26,10 @@ from deepinfer.model.read_config import read_config
 from deepinfer.model.tiny import write_tiny
 
 TINY = "tiny"
-"""Model name of the embedded tiny model."""
+"""Model name of the tiny model of random weights, made on the spot."""
+
+DEMO = "demo"
+"""Model name of the embedded demo model, trained; its files lie in the folder of that name beside this one."""
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -76,7 +79,7 @@ class Checkpoint:
 
     @classmethod
     def tiny(cls) -> "Checkpoint":
-        """Make the embedded tiny model in a temporary folder, which is removed with the returned object."""
+        """Make the tiny model of random weights in a temporary folder, which is removed with the returned object."""
         temporary = tempfile.mkdtemp(prefix="deepinfer-tiny-")
         folder = Path(temporary) / TINY
         write_tiny(folder)
@@ -176,10 +179,13 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str | Path, *, hub: Hub | None = None) -> Checkpoint:
-    """Open "tiny" (made on the spot), a checkpoint folder, or a model of the Hugging Face Hub, downloaded if need be.
+    """Open "demo" (embedded), "tiny" (made on the spot), a checkpoint folder, or a model of the Hugging Face Hub.
 
+    The last is downloaded if need be.
     Raises CheckpointError as `Checkpoint` and `fetch` do.
     """
+    if model == DEMO:
+        return Checkpoint(Path(__file__).parent / DEMO)
     if model == TINY:
         return Checkpoint.tiny()
     return Checkpoint(fetch(model, hub or Hub()))

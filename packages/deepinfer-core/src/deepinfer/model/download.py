@@ -73,7 +73,7 @@ def fetch(model: str | Path, hub: Hub, patterns: tuple[str, ...] = PATTERNS) -> 
     if not HUB_NAME.fullmatch(name):
         raise CheckpointError(
             f"{name}: no such folder; expected a checkpoint folder, a model of the Hugging Face Hub as OWNER/NAME, "
-            'or "tiny" for the embedded model'
+            'or "demo" for the embedded model'
         )
     return _download(name, hub, patterns)
 
