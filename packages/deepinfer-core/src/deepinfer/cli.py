@@ -167,7 +167,7 @@ Ctrl-C stops an answer, Ctrl-D ends. Lines may also come from a file or a pipe."
 @click.option(
     "--model", help='Checkpoint folder, model of the Hub, "demo" or "tiny".  [default: demo, the embedded one]'
 )
-@_accelerator
+@options.accelerator
 @click.option("--system", help="System message.")
 @click.option("--tools", type=click.Path(path_type=Path), help="JSON list of tools, as in Chat Completions.")
 @click.option("--think", is_flag=True, help="Let the model think first.")
@@ -175,13 +175,11 @@ Ctrl-C stops an answer, Ctrl-D ends. Lines may also come from a file or a pipe."
 @click.option("--max-tokens", default=512, help="Cut answers after so many tokens.")
 @click.option(
     "--draft",
-    is_flag=False,
-    flag_value="auto",
     default="off",
-    type=click.Choice(("off", "auto", "on")),
+    type=click.Choice(options.DRAFT_WORDS),
     help="Let the model's draft stages guess tokens ahead, as `generate --draft`.",
 )
-@_debug
+@options.debug
 @click.pass_obj
 def chat(
     environment: Environment,
@@ -210,6 +208,7 @@ def chat(
 
 
 @app.command(
+    cls=options.DraftCommand,
     epilog="""\b
 Examples:
   deepinfer bench                                    32 requests at once: the most tokens a second
