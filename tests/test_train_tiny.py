@@ -31,7 +31,7 @@ from rollout import Writer
 from rounding import fp4_entries, fp4_rows, fp8_blocks, fp8_rows
 from settings import BOS, EOS, PAD, demo_config
 
-LENGTH = 90
+LENGTH = 91
 
 
 @pytest.fixture(scope="module")

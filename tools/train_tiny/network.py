@@ -216,7 +216,8 @@ class Network(nn.Module):
         q, window = self.queries(prefix, x, turns)
         keys = [window]
         if layer.owns_kv:
-            first = turns[0][:: layer.ratio], turns[1][:: layer.ratio]
+            whole = x.shape[1] // layer.ratio * layer.ratio
+            first = turns[0][: whole : layer.ratio], turns[1][: whole : layer.ratio]
             name = f"{prefix}.compressor"
             pooled = self.pool(name, layer.ratio, *self.project(name, layer.ratio, x))
             entries[layer.index] = self.entry(pooled, first)

@@ -2,7 +2,7 @@
 
     from deepinfer import LLM, SamplingParams
 
-    llm = LLM()  # the embedded tiny model; or a folder, or a name on the Hugging Face Hub
+    llm = LLM()  # the embedded demo model; or a folder, or a name on the Hugging Face Hub
     for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(completion.text)
 
