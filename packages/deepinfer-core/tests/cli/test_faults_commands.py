@@ -61,7 +61,7 @@ FAULTS = [
     ),
     settings("a cache dtype that does not exist", "--kv-cache-dtype", "int8", words="kv_cache_dtype must be"),
     settings("a decoder replay in words", "--decoder-replay", "some", words='"auto", "off" or a number'),
-    settings("a decoder replay below the window", "--decoder-replay", "3", words="at least the window of 128"),
+    settings("a decoder replay below the window", "--decoder-replay", "3", words="at least the window of 32"),
     settings("a sequence length of one", "--max-model-len", "1", words="max_model_len must be an integer, at least 2"),
     settings("a sequence length beyond the model", "--max-model-len", "99999999", words="2 to 65536"),
     settings("a negative seed", "--seed", "-1", "--model", "no/such", words="seed must be an integer, 0 to"),
@@ -140,7 +140,7 @@ def test_fault_has_its_message(fault: Fault, tmp_path: Path, errors_page: Any) -
     places = {"FULL": str(tmp_path), "LATIN": str(tmp_path / "latin.jsonl"), "V4": str(tmp_path / "v4")}
     if "V4" in fault.command:
         write_tiny(tmp_path / "v4", family="deepseek_v4")
-    environment = {"DEEPINFER_ACCELERATOR": "cpu", "DEEPINFER_HF_MODEL_DIR": "", **dict(fault.environment)}
+    environment = {"DEEPINFER_ACCELERATOR": "cpu", "DEEPINFER_HF_MODEL_DIR": "tiny", **dict(fault.environment)}
     command = [places.get(word, word) for word in fault.command]
     result = CliRunner(env=environment).invoke(app, command, input=fault.stdin)
     assert result.exit_code == (2 if fault.early else FAILED[fault.section])
