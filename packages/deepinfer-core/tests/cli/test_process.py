@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "deepinfer"]
-LONG = ["generate", "Once upon a time", "--max-tokens", "20000", "--ignore-eos", "--accelerator", "cpu"]
+LONG = [
+    "generate",
+    "Once upon a time",
+    "--model",
+    "tiny",
+    "--max-tokens",
+    "20000",
+    "--ignore-eos",
+    "--accelerator",
+    "cpu",
+]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DEEPINFER_")}
 
 
