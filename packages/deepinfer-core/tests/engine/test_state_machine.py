@@ -251,7 +251,7 @@ def _close_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CHECKED)
 def test_any_life_over_the_checking_model(name: str) -> None:
     lives = Counter[str]()
-    run_lives(partial(Life, Checked(*CHECKED[name]), lives), examples=EXAMPLES // 5, steps=12)
+    run_lives(partial(Life, Checked(*CHECKED[name]), lives), examples=EXAMPLES // 6, steps=12)
     for what, share in {"preempted": 0.25, "hit": 0.5, "evicted": 0.5, "came back from a tier": 0.01}.items():
         assert lives[what] >= share * lives["lives"], lives
 
