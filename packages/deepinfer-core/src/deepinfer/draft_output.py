@@ -41,12 +41,15 @@ def with_drafts(increments: Iterator[Increment], *, paint: bool) -> Iterator[Inc
 def summary(report: DraftReport) -> str:
     """Say in one line what drafts brought."""
     if not report.proposed:
-        return f"drafts: none in {report.steps} steps: they would have cost more than they bring"
+        why = ": they would have cost more than they bring" if report.rested else ""
+        return f"drafts: none in {report.steps} steps{why}"
     text = (
         f"drafts: {report.tokens_per_step:.2f} tokens a step over {report.steps} steps; {report.proposed} drawn, "
         f"{report.verified} verified, {report.accepted} accepted"
     )
-    if not report.verified:
-        return text
-    places = ", ".join(f"{share:.0%}" for share in report.survival)
-    return f"{text}; accepted up to place {places}; {report.predicted:.2f} a step expected, {report.realised:.2f} came"
+    if report.verified:
+        places = ", ".join(f"{share:.0%}" for share in report.survival)
+        text += f"; accepted up to place {places}; {report.predicted:.2f} a step expected, {report.realised:.2f} came"
+    if report.rested:
+        text += f"; parked in {report.rested} steps, where drafts would have cost more than they bring"
+    return text

@@ -16,7 +16,7 @@ from deepinfer.cli import app
 from deepinfer.command_options import ENGINE_OPTIONS, memory_bytes
 from deepinfer.doctor import RELEASED
 from deepinfer.draft_output import summary
-from deepinfer.engine.draft_report import DraftReport, DraftStep
+from deepinfer.engine.draft_report import RESTED, DraftReport, DraftStep
 from deepinfer.engine.options import EngineOptions
 from deepinfer.errors import ConfigError
 from deepinfer.model.tiny import write_tiny
@@ -375,4 +375,5 @@ def test_a_summary_says_what_drafts_brought() -> None:
         "drafts: 1.50 tokens a step over 4 steps; 15 drawn, 4 verified, 2 accepted; accepted up to place 50%, 100%, "
         "0%; 0.50 a step expected, 0.50 came"
     )
-    assert summary(DraftReport.of([None])) == "drafts: none in 1 steps: they would have cost more than they bring"
+    assert summary(DraftReport.of([None])) == "drafts: none in 1 steps"
+    assert summary(DraftReport.of([None, RESTED])) == "drafts: none in 2 steps: they would have cost more than they bring"

@@ -33,13 +33,19 @@ class Oracle:
     proposed: dict[int, tuple[list[int], int]] = field(default_factory=dict)
     width: int = WIDTH
     needs_laws: bool = False
-    wants_context: bool = True
+    rests_for: int = 0
 
     def set_costs(self, target_ms: dict[int, float], draft_ms: dict[int, float]) -> None:
         raise AssertionError("nothing is timed where drafts are forced")
 
     def rehearse(self, rows: DraftRows) -> None:
         raise AssertionError("nothing is timed where drafts are forced")
+
+    def rest(self, requests: int) -> bool:
+        return False
+
+    def observe_draft(self, requests: int, draft_ms: float) -> None:
+        assert requests > 0
 
     def begin(self, state: int) -> None:
         self.proposed.pop(state, None)

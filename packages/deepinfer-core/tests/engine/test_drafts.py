@@ -23,14 +23,17 @@ from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
 from deepinfer.engine.block_pool import Hit
+from deepinfer.engine.batch_builder import Ahead
 from deepinfer.engine.config import DraftRule, EngineConfig
 from deepinfer.engine.constraint import Constraint
 from deepinfer.engine.draft_backbone import BlockRows, StagesBackbone
+from deepinfer.engine.draft_report import RESTED, DraftReport
 from deepinfer.engine.draft_rules import DraftRules
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.plan import Plan
 from deepinfer.engine.request import Progress, Request, SamplingParams, TokenLogprobs
 from deepinfer.engine.sequence import Integers
-from deepinfer.engine.speculation import Drafting
+from deepinfer.engine.speculation import Drafting, Speculation
 from deepinfer.model.checkpoint import Checkpoint
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.deepseek import DeepSeek, ModelOutput
@@ -112,13 +115,42 @@ class Helped:
         return BlockRows(rows.hidden, rows.normed, base)
 
 
+class Resting(ServingDrafter):
+    """A drafter that rests for some steps after every few that it was asked in, as a parked one does."""
+
+    asked, left, works, rests = 0, 0, 3, 7
+
+    @property
+    @override
+    def rests_for(self) -> int:
+        return self.left
+
+    @override
+    def rest(self, requests: int) -> bool:
+        self.left = max(self.left - 1, 0)
+        return self.left > 0
+
+    @override
+    def propose(self, rows: Any, room: int) -> tuple[Integers, Integers] | None:
+        self.asked += 1
+        if self.asked % self.works == 0:
+            self.left = self.rests
+            return None
+        return super().propose(rows, room)
+
+
 def helped(
-    tiny: Loaded, rule: DraftRule, policy: Policy, texts: Sequence[Sequence[int]] = (), wrong: float = 0.3
+    tiny: Loaded,
+    rule: DraftRule,
+    policy: Policy,
+    texts: Sequence[Sequence[int]] = (),
+    wrong: float = 0.3,
+    kind: type[ServingDrafter] = ServingDrafter,
 ) -> Drafting:
     """Drafts of deepspark by `policy`, with made-up times of a target that minds its rows."""
 
     def made(backbone: StagesBackbone, heads: DraftHeads, **choices: Any) -> ServingDrafter:
-        drafter = ServingDrafter(Helped(backbone, texts, wrong), heads, policy=policy, **choices)
+        drafter = kind(Helped(backbone, texts, wrong), heads, policy=policy, **choices)
         drafter.set_costs({1: 1.0, 8: 1.2, 16: 3.0, 64: 9.0}, {1: 0.1, 8: 0.2})
         return drafter
 
@@ -201,10 +233,12 @@ def test_drafts_change_no_token(tiny: Loaded, rule: DraftRule, data: st.DataObje
     config = tiny.config(
         max_num_batched_tokens=data.draw(st.sampled_from([8, 11, 40, 512])),
         max_num_seqs=data.draw(st.integers(1, 6)),
+        overlap=data.draw(st.booleans()),
         **data.draw(st.sampled_from([{}, starved])),
     )
     arrivals = [data.draw(st.sampled_from([0, 0, 1, 4, 12, 30])) for _ in requests]
-    drafted = run(tiny.engine(config, helped(tiny, rule, policy, texts, wrong)), requests, arrivals)
+    kind = data.draw(st.sampled_from([ServingDrafter, Resting]))
+    drafted = run(tiny.engine(config, helped(tiny, rule, policy, texts, wrong, kind)), requests, arrivals)
     for alone, parts in zip(plain, drafted, strict=True):
         assert tokens_of(parts) == tokens_of(alone)
         assert (parts[-1].finish_reason, parts[-1].stop_reason) == (alone[-1].finish_reason, alone[-1].stop_reason)
@@ -268,6 +302,50 @@ def test_right_drafts_save_steps_and_are_reported(tiny: Loaded) -> None:
         step is not None and step.accepted == step.verified == len(part.token_ids) - 1
         for step, part in zip(steps, parts[1:], strict=True)
     )
+
+
+def resting(tiny: Loaded, *, overlap: bool) -> tuple[Engine, list[Request]]:
+    """An engine whose drafter works and rests in turns, without help, and requests that run beside one another."""
+    generator = np.random.default_rng(5)
+    params = SamplingParams(max_tokens=90, ignore_eos=True)
+    requests = [Request(generator.integers(30, 255, length).tolist(), params, index=length) for length in (110, 3, 40)]
+    config = tiny.config(overlap=overlap)
+    drafting = helped(tiny, "match", Fixed(5), [], 1.0, Resting)
+    return tiny.engine(config, drafting), requests
+
+
+def test_context_that_was_held_back_gives_the_same_drafts(tiny: Loaded) -> None:
+    """Steps and what was accepted in each: held for several steps, at the ends of rests, over borders of blocks."""
+    found = []
+    for hold in (True, False):
+        engine, requests = resting(tiny, overlap=False)
+        assert isinstance(engine.sampler, Speculation)
+        engine.sampler._may_hold = hold
+        parts = run(engine, requests, [0, 2, 9])
+        found.append([[(part.token_ids, part.draft_step) for part in each] for each in parts])
+    assert found[0] == found[1]
+    assert sum(step is not None and step.accepted > 0 for each in found[0] for _, step in each) > 3
+
+
+def test_steps_overlap_while_drafting_rests(tiny: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, requests = resting(tiny, overlap=True)
+    plain = run(tiny.engine(tiny.config()), requests[:1], [0])[0]
+    launched: list[tuple[bool, bool]] = []
+    launch = Engine._launch
+
+    def watched(self: Engine, plan: Plan, ahead: Ahead | None = None) -> Any:
+        launched.append((ahead is not None, plan.drafts is not None))
+        return launch(self, plan, ahead)
+
+    monkeypatch.setattr(Engine, "_launch", watched)
+    parts = run(engine, requests[:1], [0])[0]
+    assert tokens_of(parts) == tokens_of(plain)
+    assert (True, True) not in launched
+    assert launched.count((True, False)) > len(launched) // 3
+    assert launched.count((False, True)) > len(launched) // 10
+    report = DraftReport.of([part.draft_step for part in parts])
+    assert report.rested >= launched.count((True, False))
+    assert report.steps == report.rested + sum(part.draft_step is not RESTED for part in parts)
 
 
 @pytest.mark.parametrize("rule", ["match", "greedy", "chain", "block"])

@@ -204,10 +204,10 @@ class Interrupting(Sampler):
     interrupts: Iterator[bool]
 
     @override
-    def read(self, flight: Flight) -> Sampled:
+    def read(self, flight: Flight, *, ahead: bool = False) -> Sampled:
         if next(self.interrupts):
             raise KeyboardInterrupt
-        return super().read(flight)
+        return super().read(flight, ahead=ahead)
 
 
 @pytest.mark.parametrize("where", ["launch", "wait"])

@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 _WINDOW = 31
 _ENOUGH = 5
 _FORGET = 0.995
+_OTHER_CONTEXT = 512.0
+_DRIFT_WINDOW = 15
 
 
 class _ContextSlope:
@@ -39,8 +41,10 @@ class _ContextSlope:
             self.means[node] = (context_tokens, ms)
             return
         away_tokens, away_ms = context_tokens - mean[0], ms - mean[1]
-        self.covariance = _FORGET * self.covariance + away_tokens * away_ms
-        self.variance = _FORGET * self.variance + away_tokens * away_tokens
+        # A text that grows by a token a step tells nothing that other slow changes of times would not tell as well.
+        if abs(away_tokens) > max(_OTHER_CONTEXT, mean[0] / 4):
+            self.covariance = _FORGET * self.covariance + away_tokens * away_ms
+            self.variance = _FORGET * self.variance + away_tokens * away_tokens
         self.means[node] = (mean[0] + away_tokens / 16, mean[1] + away_ms / 16)
 
     def value(self) -> float | None:
@@ -85,10 +89,14 @@ class CostTable:
         self.draft_sizes = np.asarray(draft_sizes, np.float64)
         self.draft_base_ms = np.asarray(draft_ms, np.float64)
         self.factors = np.ones(len(self.base_ms))
+        self._drift = 1.0
+        self._drifts: deque[float] = deque(maxlen=_DRIFT_WINDOW)
         self._ratios: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in sizes]
         self._context = _ContextSlope(len(self.base_ms))
         self._budgets: dict[tuple[int, int], Floats] = {}
         self._drafting: dict[int, float] = {}
+        self._draft_ratios: deque[float] = deque(maxlen=_WINDOW)
+        self.draft_factor = 1.0
 
     @property
     def ms(self) -> Floats:
@@ -115,8 +123,22 @@ class CostTable:
             return 0.0
         ms = self._drafting.get(requests)
         if ms is None:
-            ms = self._drafting[requests] = float(np.interp(requests, self.draft_sizes, self.draft_base_ms))
+            profiled = float(np.interp(requests, self.draft_sizes, self.draft_base_ms))
+            ms = self._drafting[requests] = profiled * self.draft_factor
         return ms
+
+    def observe_draft(self, requests: int, ms: float) -> None:
+        """Learn how long drafting for `requests` sequences took; one factor, a median, corrects all sizes."""
+        if self.draft_sizes.size == 0:
+            return
+        profiled = float(np.interp(requests, self.draft_sizes, self.draft_base_ms))
+        if profiled <= 0:
+            return
+        self._draft_ratios.append(ms / profiled)
+        if len(self._draft_ratios) >= _ENOUGH:
+            self.draft_factor = median(self._draft_ratios)
+            self._drafting.clear()
+            self._budgets.clear()
 
     def budgets_ms(self, requests: int, width: int, context_tokens: float = 0.0) -> Floats:
         """Return the times [requests * width + 1] of a drafting step that verifies 0, 1, ... drafts over all
@@ -133,7 +155,8 @@ class CostTable:
         """Learn from one measured step (drafter not counted).  Updates the table in place; a hiccup moves no median.
 
         A size is corrected by the median of its last measurements over the profiled time, once it has 5; sizes without
-        take the correction of their measured neighbours.
+        take the correction of their measured neighbours.  What changes slowly (other work on the machine, a growing
+        text) moves all sizes alike, those too that were not measured for long.
         """
         node = self._node(rows)
         self._context.update(node, context_tokens, ms)
@@ -143,10 +166,14 @@ class CostTable:
         row_ms = self.slope_ms * (self.sizes[node] if self.mode == "ceil" else rows)
         shared = row_ms + self.fixed_ms + self.context_ms * context_tokens
         base = float(np.interp(rows, self.sizes, self.base_ms)) if self.mode == "linear" else float(self.base_ms[node])
-        self._ratios[node].append(max(ms - shared, 0.0) / base)
+        ratio = max(ms - shared, 0.0) / base
+        if len(self._ratios[node]) >= _ENOUGH:
+            self._drifts.append(ratio / max(median(self._ratios[node]), 1e-3))
+            self._drift = max(median(self._drifts), 1e-3)
+        self._ratios[node].append(ratio / self._drift)
         measured = [i for i, ratios in enumerate(self._ratios) if len(ratios) >= _ENOUGH]
         if measured:
-            values = [median(self._ratios[i]) for i in measured]
+            values = [median(self._ratios[i]) * self._drift for i in measured]
             self._budgets.clear()
             self.factors = np.maximum(np.interp(np.arange(len(self.sizes)), measured, values), 1e-3)
 

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 _PRIOR = 0.6
 _DECAY = 0.98
 _ENOUGH = 16.0
-_ENOUGH_TRUTH = 4.0
+_ENOUGH_TRUTH = 1.0
 _ENOUGH_REQUESTS = 32
 
 

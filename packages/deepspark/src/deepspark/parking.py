@@ -12,6 +12,7 @@ Action = Literal["draft", "probe", "plain"]
 
 _PROBED_REQUESTS = 8
 _WORTH_LOOKING = 0.1
+_LOOK_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,29 @@ class ParkingMeter:
         self._dear = 0
         self._lost = 0.0
         self._gain_when_parked = 0.0
+        self._requests = 0
 
     @property
     def rests_for(self) -> int:
         """Steps until drafting may begin again, as far as can be known; 0 while it goes on."""
         return self._left if self._state == "waiting" else 0
 
+    def rest(self, requests: int) -> bool:
+        """Count a step of waiting for which no estimate is needed; False where `choose` must look at one.
+
+        While the same number of requests goes on, times change slowly: one estimate in 64 steps is enough.
+        """
+        if self._state != "waiting" or requests != self._requests or self._left % _LOOK_EVERY <= 1:
+            return False
+        self._left -= 1
+        return True
+
     def choose(self, requests: int, gain: float, probe_loss: float = 0.0) -> Action:
         """Return what the next step does; `gain` is drafting's promised tokens a second over plain decoding's.
 
         probe_loss: what a probing step that gains nothing costs, in plain steps.
         """
+        self._requests = requests
         self._dear = int(probe_loss * max(_PROBED_REQUESTS // requests, 1) / self._parking.looking)
         lost = 1 + self._parking.margin - gain
         if self._state == "drafting":

@@ -104,6 +104,10 @@ class Scheduler:
         """
         self.history.begin(slot)
 
+    def rest(self, requests: int) -> bool:
+        """Whether a step of so many requests is known to draft nothing; counts it. Cheaper than `decide`."""
+        return self._meter is not None and self._meter.rest(requests)
+
     def decide(self, requests: StepRequests) -> Decision:
         """Decide before drafting, from knowledge that is a step old or older."""
         count = requests.slots.size

@@ -108,6 +108,7 @@ class ServingDrafter:
         self._seeds, self._starts = np.zeros((2, num_states), np.int64)
         self._laws: Tensor | None = None
         self._step = 0
+        self._to_time = 0
 
     @property
     def width(self) -> int:
@@ -120,15 +121,23 @@ class ServingDrafter:
         return self.rule in ("chain", "block")
 
     @property
-    def wants_context(self) -> bool:
-        """Whether drafting is near enough for the draft context of the coming step to matter."""
-        return self._scheduler.rests_for < _CONTEXT_STEPS
+    def rests_for(self) -> int:
+        """Steps until drafting may begin again, as far as can be known; 0 while it goes on."""
+        return self._scheduler.rests_for
+
+    def rest(self, requests: int) -> bool:
+        """Whether the coming step of so many sequences drafts nothing, without asking `propose`; counts the step."""
+        return self._scheduler.rest(requests)
 
     def set_costs(self, target_ms: Mapping[int, float], draft_ms: Mapping[int, float]) -> None:
         """Take measured milliseconds of a target step by its rows, and of drafting by its sequences."""
+        sizes, ms = _columns(target_ms)
+        # No step is dearer than one of more rows: a hiccup in the measurement would make drafts look cheap.
+        ms = np.minimum.accumulate(ms[::-1])[::-1].tolist()
         self._scheduler.cost = CostTable(
-            *_columns(target_ms), mode="linear", draft_sizes=list(draft_ms), draft_ms=list(draft_ms.values())
+            sizes, ms, mode="linear", draft_sizes=list(draft_ms), draft_ms=list(draft_ms.values())
         )
+        self._to_time = _TIMED_FIRST if self._scheduler.parking is not None else 0
 
     def rehearse(self, rows: ServedRows) -> None:
         """Draft for `rows` and forget it, to be timed."""
@@ -140,6 +149,8 @@ class ServingDrafter:
 
     def propose(self, rows: ServedRows, room: int) -> tuple[Ints, Ints] | None:
         """Return drafts [R, g] and how many [R] of them to verify, at most `room` in all; None: none in this step."""
+        if self._to_time > 0:
+            return None
         limits = rows.limits
         if not isinstance(self._scheduler.policy, Asynchronous):
             # Without a budget the room is shared out beforehand: what a draft has drawn must not decide on it.
@@ -187,7 +198,12 @@ class ServingDrafter:
 
     def observe(self, rows: int, context_tokens: int, target_ms: float) -> None:
         """Learn how long a step of the target took that only decoded; drafting is not in it."""
+        self._to_time -= 1
         self._scheduler.cost.observe(rows, context_tokens, target_ms)
+
+    def observe_draft(self, requests: int, draft_ms: float) -> None:
+        """Learn how long `propose` took with drafts for so many sequences."""
+        self._scheduler.cost.observe_draft(requests, draft_ms)
 
     def _judge(self, states: Ints, counts: Ints, starts: Ints, laws: Tensor) -> tuple[Ints, Ints]:
         slots = self._column(states)
@@ -236,8 +252,8 @@ class ServingDrafter:
         return torch.from_numpy(values).to(self._device)
 
 
-_CONTEXT_STEPS = 128
-"""Context older than the window of a draft stage is seen by nobody."""
+_TIMED_FIRST = 5
+"""Steps of decoding that are timed before drafts begin, where their gain is weighed against such steps."""
 
 
 def _heads_of(tensors: HeadTensors) -> SequentialHeads:

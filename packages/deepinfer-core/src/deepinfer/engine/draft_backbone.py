@@ -1,12 +1,10 @@
-"""The model's draft stages as a drafter meets them: feeds their context, runs their blocks, times both.
+"""The model's draft stages as a drafter meets them: runs their blocks, times them and the model.
 
-The stages are `model/draft.py`'s; what becomes of their rows is the drafter's.
+The stages are `model/draft.py`'s, their context is `draft_context.py`'s; what becomes of their rows is the drafter's.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import torch
@@ -36,7 +34,7 @@ class BlockRows:
 
 
 class StagesBackbone:
-    """Runs blocks of the draft stages for sequences of one table, over what `FeedingModel` has fed of them."""
+    """Runs blocks of the draft stages for sequences of one table, over the context that was written of them."""
 
     def __init__(self, stages: DraftStages, table: SequenceTable, transfer: Transfer, cache: KVCache) -> None:
         self._stages = stages
@@ -87,23 +85,18 @@ class StagesBackbone:
         return BlockRows(hidden, normed, base)
 
 
-class FeedingModel:
-    """A model that hands its hidden states on to the draft stages, and notes when each step began."""
+class TimedModel:
+    """A model that notes when each step began."""
 
-    def __init__(self, model: Model, stages: DraftStages, drafter: Drafter) -> None:
+    def __init__(self, model: Model, transfer: Transfer) -> None:
         self._model = model
-        self._stages = stages
-        self._drafter = drafter
-        self.began_s = 0.0
+        self._transfer = transfer
+        self.began_ms = 0.0
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        """Run the model, then write the stages' context of the same rows, where it can still matter."""
-        self.began_s = time.perf_counter()
-        output = self._model.forward(batch, cache)
-        decoding = batch.positions.shape[0] == batch.query_starts.shape[0]
-        if output.hidden is not None and (self._drafter.wants_context or not decoding):
-            self._stages.write_context(output.hidden, batch, cache)
-        return output
+        """Run the model."""
+        self.began_ms = self._transfer.now_ms()
+        return self._model.forward(batch, cache)
 
 
 class Trial:
@@ -117,11 +110,35 @@ class Trial:
 
     def target_ms(self, most: int) -> dict[int, float]:
         """Milliseconds of a step by its rows, 1, 2, 4 ... up to `most`."""
-        return _times(lambda rows: self._wait(self._model.forward(self._batch(rows), self._cache).logits), most)
+        return self._times(lambda rows: self._wait(self._model.forward(self._batch(rows), self._cache).logits), most)
 
     def draft_ms(self, drafter: Drafter, most: int) -> dict[int, float]:
         """Milliseconds of drafting by the sequences that draft."""
-        return _times(lambda count: drafter.rehearse(_rehearsed(count)), most)
+        return self._times(lambda count: drafter.rehearse(_rehearsed(count)), most)
+
+    def _times(self, run: Callable[[int], None], most: int) -> dict[int, float]:
+        """Milliseconds of `run(size)` for sizes 1, 2, 4 ...; where it gets long, the last slope goes on to `most`."""
+        found: dict[int, float] = {}
+        size = 1
+        while size < 2 * most and (not found or max(found.values()) < LONGEST_TRIAL_MS):
+            size = min(size, most)
+            run(size)  # what is made at the first use of a shape does not count
+            found[size] = self._taken(run, size)
+            size *= 2
+        # The shortest of passes over all sizes: whatever else runs for a while disturbs them all alike.
+        for _ in range(TRIALS - 1):
+            found = {size: min(ms, self._taken(run, size)) for size, ms in found.items()}
+        last = max(found)
+        if last < most:
+            before = max((known for known in found if known < last), default=0)
+            slope = max(found[last] - found.get(before, 0.0), 0.0) / (last - before)
+            found[most] = found[last] + slope * (most - last)
+        return found
+
+    def _taken(self, run: Callable[[int], None], size: int) -> float:
+        began = self._transfer.now_ms()
+        run(size)
+        return self._transfer.now_ms() - began
 
     def _wait(self, tensor: Tensor) -> None:
         tensor[:, :1].cpu()
@@ -150,28 +167,6 @@ class Trial:
             logit_rows=numbers,
             max_context=1,
         )
-
-
-def _times(run: Callable[[int], None], most: int) -> dict[int, float]:
-    """Milliseconds of `run(size)` for sizes 1, 2, 4 ...; where it gets long, the last slope goes on to `most`."""
-    found: dict[int, float] = {}
-    size = 1
-    while size < 2 * most and (not found or max(found.values()) < LONGEST_TRIAL_MS):
-        size = min(size, most)
-        run(size)
-        taken = []
-        for _ in range(TRIALS):
-            began = time.perf_counter()
-            run(size)
-            taken.append((time.perf_counter() - began) * 1e3)
-        found[size] = median(taken)
-        size *= 2
-    last = max(found)
-    if last < most:
-        before = max((known for known in found if known < last), default=0)
-        slope = max(found[last] - found.get(before, 0.0), 0.0) / (last - before)
-        found[most] = found[last] + slope * (most - last)
-    return found
 
 
 def _rehearsed(count: int) -> DraftRows:

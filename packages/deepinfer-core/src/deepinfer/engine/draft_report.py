@@ -17,17 +17,23 @@ class DraftStep:
     predicted: float
 
 
+RESTED = DraftStep(0, 0, 0, 0.0)
+"""Of a step without drafts because they would have cost more than they bring."""
+
+
 @dataclass(frozen=True)
 class DraftReport:
     """Drafts of one request, or of several.
 
     steps       those that ended in a choice of the request's tokens, with drafts or without
+    rested      those without, because drafts would have cost more than they bring
     proposed, verified, accepted   drafts drawn, judged by the model, and among those that were right
     survival    at place j: of the steps that verified draft j, the share in which drafts 0 .. j were all accepted
     predicted   accepted drafts a step that the drafter expected; realised: those that came
     """
 
     steps: int = 0
+    rested: int = 0
     proposed: int = 0
     verified: int = 0
     accepted: int = 0
@@ -37,12 +43,13 @@ class DraftReport:
 
     @classmethod
     def of(cls, steps: Sequence[DraftStep | None]) -> "DraftReport":
-        """Add up the steps of a request; None = a step that verified nothing."""
-        drafted = [step for step in steps if step is not None]
+        """Add up the steps of a request; None = a step without drafts."""
+        drafted = [step for step in steps if step is not None and step is not RESTED]
         accepted = sum(step.accepted for step in drafted)
         each = max(len(steps), 1)
         return cls(
             steps=len(steps),
+            rested=sum(step is RESTED for step in steps),
             proposed=sum(step.proposed for step in drafted),
             verified=sum(step.verified for step in drafted),
             accepted=accepted,

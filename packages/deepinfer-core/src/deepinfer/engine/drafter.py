@@ -90,8 +90,11 @@ class Drafter(Protocol):
         """Whether `verify` reads the target's laws; else the tokens that plain decoding draws are enough."""
 
     @property
-    def wants_context(self) -> bool:
-        """Whether the draft context of the coming step can still matter: False while drafting rests for long."""
+    def rests_for(self) -> int:
+        """Steps for which it will propose nothing because drafts would lose, as far as it knows; 0 while it drafts."""
+
+    def rest(self, requests: int) -> bool:
+        """Whether it proposes nothing for the coming step of so many sequences; counts the step. False = ask it."""
 
     def set_costs(self, target_ms: dict[int, float], draft_ms: dict[int, float]) -> None:
         """Take measured times: of a target step by its rows, and of drafting by its sequences."""
@@ -114,6 +117,9 @@ class Drafter(Protocol):
 
     def observe(self, rows: int, context_tokens: int, target_ms: float) -> None:
         """Learn how long a decoding step of the target took, over so many rows and so much context."""
+
+    def observe_draft(self, requests: int, draft_ms: float) -> None:
+        """Learn how long it took to propose for so many sequences that draft."""
 
 
 DraftMode = Literal["auto", "on"]

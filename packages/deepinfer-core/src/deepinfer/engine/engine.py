@@ -51,7 +51,7 @@ class Engine:
 
     Reserves all cache memory when it is made.  `tokenizer` None = no texts and no stop strings.  `clock` returns the
     seconds that timeouts are measured in.  With `drafting` a step may give a sequence several tokens; such an engine
-    does not overlap, a step's drafts need the tokens before them.
+    overlaps only while drafting rests, a step's drafts need the tokens before them.
     """
 
     _grammars: Grammars | None = None
@@ -90,7 +90,7 @@ class Engine:
         self._ids = count()
         self._clock = clock
         self.drafts = drafting is not None
-        self._overlap = config.overlap and not self.drafts
+        self._overlap = config.overlap
         self._settled = True
 
     def sibling(self, config: EngineConfig) -> "Engine":
@@ -198,7 +198,7 @@ class Engine:
         """The device has the next step before this one is waited for."""
         flight = self._ahead or self._launch(self.scheduler.schedule(self._clock()))
         self._ahead = None
-        if isinstance(flight, Flight):
+        if isinstance(flight, Flight) and self.sampler.may_run_ahead:
             plan = self.scheduler.schedule_ahead(self._clock())
             if plan is not None:
                 self._ahead = self._launch(plan, Ahead(flight.plan, flight.batch, flight.token_ids))
@@ -223,7 +223,7 @@ class Engine:
         try:
             if isinstance(flight, _Failed):
                 raise flight.error
-            tokens = self.sampler.read(flight)
+            tokens = self.sampler.read(flight, ahead=self._ahead is not None)
         except torch.OutOfMemoryError as error:
             if not (rows := self.scheduler.narrow()):
                 return self.scheduler.fail(flight.plan, error)

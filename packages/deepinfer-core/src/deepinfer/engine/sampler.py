@@ -61,6 +61,9 @@ class Flight:
 class Sampler:
     """Samples for the sequences of one table."""
 
+    may_run_ahead = True
+    """Whether the next step can be launched before `read`, as far as the sampler minds."""
+
     def __init__(self, ops: Ops, table: SequenceTable, transfer: Transfer) -> None:
         self._ops = ops
         self._table = table
@@ -90,8 +93,11 @@ class Sampler:
             landed=self._transfer.mark(),
         )
 
-    def read(self, flight: Flight) -> Sampled:
-        """Wait for what `draw` began and return it as plain numbers; raises what the device raises."""
+    def read(self, flight: Flight, *, ahead: bool = False) -> Sampled:
+        """Wait for what `draw` began and return it as plain numbers; raises what the device raises.
+
+        ahead: the step behind it is launched already.
+        """
         if flight.landed is not None:
             flight.landed.synchronize()
         plan = flight.plan

@@ -4,7 +4,6 @@ What one row draws is the `Sampler`'s, which also serves the sequences that veri
 accepted is the `Drafter`'s; who runs is the `Scheduler`'s.
 """
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +13,9 @@ from torch import Tensor
 from deepinfer.accelerator.batch import ROLLBACK_TOKENS, Batch
 from deepinfer.accelerator.ops.sampling import law_of
 from deepinfer.engine.config import DraftRule, EngineConfig
-from deepinfer.engine.draft_backbone import FeedingModel, StagesBackbone, Trial
-from deepinfer.engine.draft_report import DraftStep
+from deepinfer.engine.draft_backbone import StagesBackbone, TimedModel, Trial
+from deepinfer.engine.draft_context import DraftContext
+from deepinfer.engine.draft_report import RESTED, DraftStep
 from deepinfer.engine.draft_rules import DraftRules
 from deepinfer.engine.drafter import Drafter, DrafterClass, DraftMode, DraftRows, DraftVerdict, Judged
 from deepinfer.engine.model_runner import Model, Transfer
@@ -28,6 +28,9 @@ from deepinfer.model.config import ModelConfig
 from deepinfer.model.deepseek import ModelOutput
 from deepinfer.model.draft import DraftStages
 from deepinfer.model.kv_cache import KVCache
+
+OBSERVED_REST = 8
+"""While drafting rests, one in so many steps is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,49 +54,79 @@ class _Gains:
 class Speculation:
     """Takes the place of the `Sampler` in the loop.
 
-    budget: rows of a step that sequences and drafts may have together.
+    The drafts of a step need the tokens before them, so that it is read before the next is launched; while drafting
+    rests the loop overlaps as it does without drafts.
     """
 
-    def __init__(
-        self, sampler: Sampler, drafter: Drafter, model: FeedingModel, table: SequenceTable, budget: int
-    ) -> None:
-        self._sampler = sampler
+    def __init__(self, parts: "Parts", drafter: Drafter, model: TimedModel, context: DraftContext) -> None:
+        self._sampler, self._table, self._transfer = parts.sampler, parts.table, parts.transfer
         self._drafter = drafter
         self._model = model
-        self._table = table
-        self._budget = budget
-        self._known = np.full(len(table.sequences), -1, dtype=np.int64)
-        self._rules = DraftRules(sampler, table, reads_laws=drafter.needs_laws)
+        self._context = context
+        self._budget = parts.config.max_num_batched_tokens
+        # What leaves for slower memory is read as it stands.
+        self._may_hold = not parts.config.prefix_cache_host_bytes and parts.config.prefix_cache_dir is None
+        self._known = np.full(len(parts.table.sequences), -1, dtype=np.int64)
+        self._rules = DraftRules(parts.sampler, parts.table, reads_laws=drafter.needs_laws)
+        self._must_ask = self._was_ahead = False
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the step in flight proposes nothing, so that the next one can be launched without its tokens."""
+        return self._drafter.rests_for > 0 and not self._must_ask
 
     @torch.inference_mode()
     def draw(self, output: ModelOutput, batch: Batch, plan: Plan) -> Flight:
         """Draw at every row that counts; nothing is waited for."""
+        if output.hidden is not None:
+            hold = self._may_hold and self._drafter.rests_for > 0
+            self._context.take(output.hidden, batch, plan.rows, hold=hold)
         rows = plan.rows[plan.samples]
         asked = self._table.draft_counts[rows] >= 0
+        if not asked.any():
+            return self._sampler.draw(output, batch, plan)
         samples = plan.samples.copy()
         samples[plan.samples] = ~asked
         plain = self._sampler.draw(output, batch, replace(plan, samples=samples))
         return replace(plain, plan=plan, judged=self._judged(output, plan, plain.plan, np.flatnonzero(asked)))
 
     @torch.inference_mode()
-    def read(self, flight: Flight) -> Sampled:
-        """Wait for the step, judge its drafts, and propose those of the next."""
+    def read(self, flight: Flight, *, ahead: bool = False) -> Sampled:
+        """Wait for the step, judge its drafts, and propose those of the next, unless that is launched `ahead`."""
+        if flight.judged is None:
+            return self._read_plain(flight, ahead=ahead)
         judged, plan = flight.judged, flight.plan
-        assert judged is not None
         plain = self._sampler.read(replace(flight, plan=judged.plain))
         rows = plan.rows[plan.samples]
         gains = _Gains(np.zeros((len(rows), self._drafter.width + 1), np.int64), np.ones(len(rows), np.int64))
         gains.token_ids[np.delete(np.arange(len(rows)), judged.places), 0] = plain.token_ids
-        logprobs, steps = dict(plain.logprobs), {}
-        if len(judged.rows):
-            verdict = self._verify(judged)
-            self._take(gains, judged, verdict)
-            steps = self._steps(judged, verdict)
-            logprobs |= self._logprobs(gains, judged)
+        verdict = self._verify(judged)
+        self._take(gains, judged, verdict)
+        steps = self._steps(judged, verdict)
+        logprobs = {**plain.logprobs, **self._logprobs(gains, judged)}
         self._observe(plan)
         proposal = self._propose(plan, rows, gains)
         lost = plain.lost.union(rows[gains.last < 0].tolist())
         return Sampled(gains.flat.clip(0), gains.counts, logprobs, plain.prompt_logprobs, lost, proposal, steps)
+
+    def _read_plain(self, flight: Flight, *, ahead: bool) -> Sampled:
+        """Wait for a step without drafts; while drafting rests that is all."""
+        sampled, plan = self._sampler.read(flight), flight.plan
+        if not (ahead or self._was_ahead or self._drafter.rests_for % OBSERVED_REST):
+            self._observe(plan)
+        self._was_ahead = ahead
+        rows = plan.rows[plan.samples]
+        if self._drafter.rest(len(rows)):
+            return replace(sampled, draft_steps=dict.fromkeys(rows.tolist(), RESTED))
+        self._must_ask = ahead
+        if ahead:
+            return sampled
+        gains = _Gains(sampled.token_ids[:, None], sampled.counts)
+        if sampled.lost:
+            gains.token_ids[np.isin(rows, list(sampled.lost))] = -1
+        proposal = self._propose(plan, rows, gains)
+        steps = dict.fromkeys(rows.tolist(), RESTED) if proposal is None and self._drafter.rests_for else {}
+        return replace(sampled, token_ids=sampled.token_ids.clip(0), proposal=proposal, draft_steps=steps)
 
     def _judged(self, output: ModelOutput, plan: Plan, plain: Plan, places: Integers) -> Judged:
         table, rows = self._table, plan.rows[plan.samples]
@@ -154,12 +187,12 @@ class Speculation:
         """Tell the drafter how long a step took that only decoded."""
         known = plan.counts if plan.drafts is None else plan.counts - plan.drafts
         if len(known) and (plan.samples & (known == 1)).all():
-            taken_ms = (time.perf_counter() - self._model.began_s) * 1e3
+            taken_ms = self._transfer.now_ms() - self._model.began_ms
             self._drafter.observe(int(plan.counts.sum()), int(plan.starts.sum()), taken_ms)
 
     def _propose(self, plan: Plan, rows: Integers, gains: _Gains) -> Proposal | None:
         """Ask for drafts behind the last tokens of all sequences that go on."""
-        table = self._table
+        table, began_ms = self._table, self._transfer.now_ms()
         self._welcome(rows)
         # The table counts one token of this step; accepted drafts come on top.
         positions = table.lengths[rows] - 1 + gains.counts - 1
@@ -171,6 +204,7 @@ class Speculation:
                 limits[i] = 0
         if not limits.any():
             return None
+        self._context.flush()
         asked = DraftRows(
             states=rows,
             anchors=gains.last,
@@ -190,6 +224,7 @@ class Speculation:
         if table.host_bound[rows[drafting]].any():
             gained = [gains.token_ids[i, : gains.counts[i]].tolist() for i in drafting.tolist()]
             counts = self._rules.cut(rows[drafting], gained, drafts, counts)
+        self._drafter.observe_draft(len(drafting), self._transfer.now_ms() - began_ms)
         return Proposal(rows[drafting], drafts, counts)
 
     def _welcome(self, rows: Integers) -> None:
@@ -236,7 +271,7 @@ class Drafting:
     rule: DraftRule = "match"
     mode: DraftMode = "auto"
 
-    def join(self, parts: Parts) -> tuple[FeedingModel, Speculation]:
+    def join(self, parts: Parts) -> tuple[TimedModel, Speculation]:
         """Return what takes the place of the model and of the sampler; measures both where times decide."""
         if self.stages.draft.block_size > ROLLBACK_TOKENS:
             raise ConfigError(
@@ -246,10 +281,9 @@ class Drafting:
         seats = parts.config.max_num_seqs
         backbone = StagesBackbone(self.stages, parts.table, parts.transfer, parts.cache)
         drafter = self.drafter(backbone, self.stages.heads, num_states=seats, rule=self.rule, mode=self.mode)
-        budget = parts.config.max_num_batched_tokens
         if self.mode == "auto":
             trial = Trial(parts.model, parts.model_config, parts.cache, parts.transfer)
-            most = min(seats * (1 + drafter.width), budget)
+            most = min(seats * (1 + drafter.width), parts.config.max_num_batched_tokens)
             drafter.set_costs(trial.target_ms(most), trial.draft_ms(drafter, seats))
-        model = FeedingModel(parts.model, self.stages, drafter)
-        return model, Speculation(parts.sampler, drafter, model, parts.table, budget)
+        model = TimedModel(parts.model, parts.transfer)
+        return model, Speculation(parts, drafter, model, DraftContext(self.stages, parts.cache))
