@@ -376,4 +376,5 @@ def test_a_summary_says_what_drafts_brought() -> None:
         "0%; 0.50 a step expected, 0.50 came"
     )
     assert summary(DraftReport.of([None])) == "drafts: none in 1 steps"
-    assert summary(DraftReport.of([None, RESTED])) == "drafts: none in 2 steps: they would have cost more than they bring"
+    none = summary(DraftReport.of([None, RESTED]))
+    assert none == "drafts: none in 2 steps: they would have cost more than they bring"

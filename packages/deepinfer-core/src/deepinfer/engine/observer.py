@@ -136,11 +136,11 @@ class Observer:
         }
         seen = look.get(method)
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             begin = time.perf_counter()
             if self._step_began is None:
                 self._step_began = begin
-            result = call(*arguments)
+            result = call(*arguments, **named)
             end = time.perf_counter()
             histogram.add(end - begin)
             if self._trace is not None:

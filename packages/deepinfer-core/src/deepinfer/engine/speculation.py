@@ -116,11 +116,10 @@ class Speculation:
             self._observe(plan)
         self._was_ahead = ahead
         rows = plan.rows[plan.samples]
-        if self._drafter.rest(len(rows)):
+        rested = self._drafter.rest(len(rows))
+        self._must_ask = ahead and not rested
+        if rested or ahead:
             return replace(sampled, draft_steps=dict.fromkeys(rows.tolist(), RESTED))
-        self._must_ask = ahead
-        if ahead:
-            return sampled
         gains = _Gains(sampled.token_ids[:, None], sampled.counts)
         if sampled.lost:
             gains.token_ids[np.isin(rows, list(sampled.lost))] = -1
