@@ -22,8 +22,8 @@ from deepinfer.accelerator.batch import Batch
 from deepinfer.accelerator.cpu import CpuAccelerator
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.parameters import Precision
-from deepinfer.engine.block_pool import Hit
 from deepinfer.engine.batch_builder import Ahead
+from deepinfer.engine.block_pool import Hit
 from deepinfer.engine.config import DraftRule, EngineConfig
 from deepinfer.engine.constraint import Constraint
 from deepinfer.engine.draft_backbone import BlockRows, StagesBackbone
