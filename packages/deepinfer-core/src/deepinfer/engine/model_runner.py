@@ -3,7 +3,6 @@
 Which rows run is the `BatchBuilder`'s; what the logits become is the `Sampler`'s.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,10 +73,6 @@ class Transfer:
         staging.copied.record()
         self._staging.append(staging)
         return [_shaped(piece, array) for piece, array in zip(pieces, arrays, strict=True)]
-
-    def now_ms(self) -> float:
-        """A clock for steps: where ops run in this thread, its own processor time, which no other program changes."""
-        return (time.thread_time() if self._accelerator.synchronous else time.perf_counter()) * 1e3
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """Copy to the host; valid once an event that `mark` returns afterwards is reached."""

@@ -94,10 +94,7 @@ class Sampler:
         )
 
     def read(self, flight: Flight, *, ahead: bool = False) -> Sampled:
-        """Wait for what `draw` began and return it as plain numbers; raises what the device raises.
-
-        ahead: the step behind it is launched already.
-        """
+        """Wait for what `draw` began and return it as plain numbers; raises what the device raises."""
         if flight.landed is not None:
             flight.landed.synchronize()
         plan = flight.plan

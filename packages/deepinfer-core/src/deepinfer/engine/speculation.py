@@ -59,7 +59,7 @@ class Speculation:
     """
 
     def __init__(self, parts: "Parts", drafter: Drafter, model: TimedModel, context: DraftContext) -> None:
-        self._sampler, self._table, self._transfer = parts.sampler, parts.table, parts.transfer
+        self._sampler, self._table = parts.sampler, parts.table
         self._drafter = drafter
         self._model = model
         self._context = context
@@ -186,12 +186,12 @@ class Speculation:
         """Tell the drafter how long a step took that only decoded."""
         known = plan.counts if plan.drafts is None else plan.counts - plan.drafts
         if len(known) and (plan.samples & (known == 1)).all():
-            taken_ms = self._transfer.now_ms() - self._model.began_ms
+            taken_ms = self._model.clock.now_ms() - self._model.began_ms
             self._drafter.observe(int(plan.counts.sum()), int(plan.starts.sum()), taken_ms)
 
     def _propose(self, plan: Plan, rows: Integers, gains: _Gains) -> Proposal | None:
         """Ask for drafts behind the last tokens of all sequences that go on."""
-        table, began_ms = self._table, self._transfer.now_ms()
+        table, began_ms = self._table, self._model.clock.now_ms()
         self._welcome(rows)
         # The table counts one token of this step; accepted drafts come on top.
         positions = table.lengths[rows] - 1 + gains.counts - 1
@@ -223,7 +223,7 @@ class Speculation:
         if table.host_bound[rows[drafting]].any():
             gained = [gains.token_ids[i, : gains.counts[i]].tolist() for i in drafting.tolist()]
             counts = self._rules.cut(rows[drafting], gained, drafts, counts)
-        self._drafter.observe_draft(len(drafting), self._transfer.now_ms() - began_ms)
+        self._drafter.observe_draft(len(drafting), self._model.clock.now_ms() - began_ms)
         return Proposal(rows[drafting], drafts, counts)
 
     def _welcome(self, rows: Integers) -> None:
