@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.engine import prefix_cache
+from deepinfer.engine.block_pool import PrefixTree
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.options import EngineOptions
@@ -267,3 +268,22 @@ def test_the_tree_forgets_the_oldest_texts() -> None:
     for number in range(60):
         run(engine, generator.integers(3, 40, 270).tolist(), max_tokens=1, cache_salt=str(number % 3))
         assert len(prefixes.tree) <= 61
+
+
+def test_prompts_of_many_lengths_leave_nothing_behind_their_first_part() -> None:
+    engine = checked_engine(engine_config(blocks=6, window_blocks=9, max_num_seqs=2, decoder_replay=100), V41)
+    for length in range(140, 230):
+        run(engine, TEXTS[0][:length].tolist())
+    prefixes = engine.scheduler._prefixes
+    assert prefixes is not None
+    (node,) = prefixes.tree.root(None).children.values()
+    assert len(node.windows) <= prefixes.windows.size + 1
+
+
+def test_salts_whose_texts_are_forgotten_take_no_memory() -> None:
+    tree = PrefixTree(b"seed", 10)
+    key = tree.root("0").key
+    for salt in range(100):
+        tree.root(str(salt))
+    assert len(tree._roots) <= 21
+    assert tree.root("0").key == key

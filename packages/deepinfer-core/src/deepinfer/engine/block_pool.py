@@ -287,6 +287,8 @@ class PrefixTree:
         if found is None:
             named = b"" if salt is None else salt.encode("utf-8", "surrogatepass")
             parts = [(b"seed", self._seed)] + ([] if salt is None else [(b"salt", named)])
+            if len(self._roots) > 2 * self._most:  # of salts whose texts have all been forgotten, or never had a block
+                self._roots = {known: root for known, root in self._roots.items() if root.children}
             found = self._roots[salt] = Node(None, b"", content_key(parts), 0)
         return found
 
