@@ -285,8 +285,8 @@ class PrefixTree:
         """The root of a salt."""
         found = self._roots.get(salt)
         if found is None:
-            named = b"" if salt is None else salt.encode("utf-8", "surrogatepass")
-            parts = [(b"seed", self._seed)] + ([] if salt is None else [(b"salt", named)])
+            named = [] if salt is None else [(b"salt", salt.encode("utf-8", "surrogatepass"))]
+            parts = [(b"seed", self._seed), *named]
             if len(self._roots) > 2 * self._most:  # of salts whose texts have all been forgotten, or never had a block
                 self._roots = {known: root for known, root in self._roots.items() if root.children}
             found = self._roots[salt] = Node(None, b"", content_key(parts), 0)
@@ -315,9 +315,7 @@ class PrefixTree:
 
     def _prune(self) -> None:
         """Forget the oldest nodes without content and without children; look at a few, so that a call stays short."""
-        looks = 4
-        while len(self._order) > self._most and looks:
-            looks -= 1
+        for _ in range(min(4, len(self._order) - self._most)):
             node = self._order.popleft()
             if node.children or node.alive or node.parent is None:
                 self._order.append(node)

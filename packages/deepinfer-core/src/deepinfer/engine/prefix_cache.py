@@ -306,12 +306,8 @@ class PrefixCache:
         return node.windows.get(decoder_start) or None
 
     def file_window(self, node: Node, decoder_start: int, cached: Cached) -> None:
-        """Note the window KV of a block, of a run whose decoder half began at `decoder_start`.
-
-        What has another use by now is dropped: prompts of many lengths would otherwise pile up behind a first part
-        that they share.
-        """
-        node.windows = {start: held for start, held in node.windows.items() if held}
+        """Note the window KV of a block, of a run whose decoder half began at `decoder_start`."""
+        node.windows = {run: held for run, held in node.windows.items() if held}  # dead ones of other lengths pile up
         node.windows[decoder_start if decoder_start < node.end else NO_DECODER] = cached
 
     def _take_snapshot(self, sequence: Sequence, trail: Trail, node: Node, border: Border) -> None:
