@@ -41,6 +41,7 @@ SLOW = (
     "compress-tiny-ratio128-bfloat16",
     *(f"compress-tiny-resumed-ratio{r}-bfloat16" for r in (1, 2, 128)),
     "attention-tiny",
+    *(f"{op}-tiny" for op in ("copy_records", "unpack_records")),
     *(f"select_entries-{name}-ratio{r}-bfloat16" for name in ("tiny", "wide-index") for r in (1, 4)),
 )
 """Cases that take the interpreter minutes, because they fill caches row by row; `test_records.py` and
