@@ -44,7 +44,8 @@ def tests(session: nox.Session, package: str) -> None:
     location = {"UV_PROJECT_ENVIRONMENT": session.virtualenv.location}
     sync = ("uv", "sync", "--quiet", "--locked", "--no-default-groups", "--package", package, "--group", "test")
     session.run_install(*sync, env=location)
-    session.run("pytest", str(PACKAGES[package].relative_to(ROOT)), *session.posargs)
+    one = {"OMP_NUM_THREADS": "1"}  # models are tiny: threads of torch would only wait for one another
+    session.run("pytest", str(PACKAGES[package].relative_to(ROOT)), *session.posargs, env=one)
 
 
 @nox.session(venv_backend="none")
