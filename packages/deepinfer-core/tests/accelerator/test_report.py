@@ -16,6 +16,8 @@ FLOAT32 = Precision(torch.float32, round_inputs=False, cache="model")
 CPU = torch.device("cpu")
 
 NOT_REPORTED = {
+    "copy_records": "moves cache memory",
+    "copy_state": "moves cache memory",
     "everything": "reads what prepare made",
     "limits": "says which ops are limited",
     "mix_logits": "part of mix_in and head_weights",
@@ -27,6 +29,8 @@ NOT_REPORTED = {
     "selection": "finds slots",
     "stored": "moves a weight",
     "tensor": "moves a tensor",
+    "unpack_records": "moves cache memory",
+    "unpack_state": "moves cache memory",
     "widen": "converts to the wide dtype",
 }
 
