@@ -39,7 +39,7 @@ OPS: tuple[Callable[..., object], ...] = (
     Ops.log_probs,
     Ops.best,
 )
-"""What a step spends its time in; other public methods of `Ops` prepare weights, make or move memory, or are parts of these."""
+"""What a step spends its time in; other public methods of `Ops` prepare weights, move memory, or are parts of these."""
 
 
 @dataclass(frozen=True)
