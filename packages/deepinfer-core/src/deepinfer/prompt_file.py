@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from deepinfer.engine.request import CacheMode, SamplingParams
+from deepinfer.engine.request import SamplingParams, check_cache_choice
 from deepinfer.errors import RequestError
 
 FORMS = 'a JSON string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
@@ -80,7 +80,10 @@ def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> l
         own, cache = _taken(value, _PARAMS), _taken(value, _CACHE)
         if not _is_prompt(value):
             raise RequestError(f"{where}: expected {FORMS}; got {line.strip():.60}{_hint(value)}")
-        _check_cache(cache, where)
+        try:
+            check_cache_choice(*(cache.get(name) for name in _CACHE))
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
         found.append(Asked(value | cache if cache else value, _merged(params, own, where)))
     if not found:
         raise RequestError(f"{source}: expected one prompt a line, found none")
@@ -90,14 +93,6 @@ def read_prompts(lines: Iterable[str], source: str, params: SamplingParams) -> l
 def _taken(value: object, names: tuple[str, ...]) -> dict[str, Any]:
     """Take `names` out of an object."""
     return {name: value.pop(name) for name in names if name in value} if isinstance(value, dict) else {}
-
-
-def _check_cache(cache: dict[str, Any], where: str) -> None:
-    salt, mode = cache.get("cache_salt"), cache.get("prefix_cache")
-    if salt is not None and not isinstance(salt, str):
-        raise RequestError(f"{where}: cache_salt must be a text, got {salt!r}")
-    if mode is not None and mode not in get_args(CacheMode):
-        raise RequestError(f'{where}: prefix_cache must be "exact", "replay" or "off", got {mode!r}')
 
 
 def _hint(value: object) -> str:

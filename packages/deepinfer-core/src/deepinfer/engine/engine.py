@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import get_args
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from deepinfer.engine.graph_runner import record_graphs
 from deepinfer.engine.memory import reserve
 from deepinfer.engine.model_runner import Model, ModelRunner, Transfer
 from deepinfer.engine.plan import Plan
-from deepinfer.engine.request import CacheMode, Progress, Request, SamplingParams
+from deepinfer.engine.request import Progress, Request, SamplingParams
 from deepinfer.engine.sampler import Flight, Sampler
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Integers, Sequence
@@ -125,7 +124,9 @@ class Engine:
                 f"max_model_len={self.config.max_model_len} (the cache holds {self.config.blocks} blocks of 128 "
                 "tokens): shorten the prompt or lower max_tokens"
             )
-        self._check_cache_choice(request)
+        if request.prefix_cache not in (None, "off") and self.config.prefix_cache == "off":
+            asked = request.prefix_cache
+            raise RequestError(f'prefix_cache="{asked}" needs an engine with a prefix cache, this one has it off')
         replay = self.config.replay_of(params)
         vocab_size, eos = self.model_config.vocab_size, self.model_config.eos_token_ids
         stop_ids = frozenset(params.stop_token_ids or ()).union(() if params.ignore_eos else eos)
@@ -243,16 +244,6 @@ class Engine:
         self._ahead = None
         self.scheduler.retract()
         self._settled = True
-
-    def _check_cache_choice(self, request: Request) -> None:
-        """Raise RequestError for a use of the prefix cache that this engine does not have."""
-        mode, salt = request.prefix_cache, request.cache_salt
-        if mode is not None and mode not in get_args(CacheMode):
-            raise RequestError(f'prefix_cache must be "exact", "replay" or "off", got {mode!r}')
-        if mode not in (None, "off") and self.config.prefix_cache == "off":
-            raise RequestError(f'prefix_cache="{mode}" needs an engine with a prefix cache, this one has it off')
-        if salt is not None and not isinstance(salt, str):
-            raise RequestError(f"cache_salt must be a text, got {salt!r}: leave it out to share with everybody")
 
     def _checked_prompt(self, request: Request) -> Integers:
         """Return the prompt as an array; raises RequestError for one that the model cannot read."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -163,10 +163,19 @@ class Request:
     prefix_cache: CacheMode | None = None
 
     def check(self) -> None:
-        """Raise RequestError for a priority or timeout that cannot be honoured."""
+        """Raise RequestError for a priority, a timeout or a use of the prefix cache that cannot be honoured."""
         check_integer("priority", self.priority, -(2**31), 2**31 - 1, "0 is the class of requests that name none")
         if self.timeout_s is not None:
             check_number("timeout_s", self.timeout_s, 0, math.inf, "None waits as long as it takes")
+        check_cache_choice(self.cache_salt, self.prefix_cache)
+
+
+def check_cache_choice(salt: object, mode: object) -> None:
+    """Raise RequestError for a `cache_salt` or a `prefix_cache` that no engine takes; None = not given."""
+    if mode is not None and mode not in get_args(CacheMode):
+        raise RequestError(f'prefix_cache must be "exact", "replay" or "off", got {mode!r}')
+    if salt is not None and not isinstance(salt, str):
+        raise RequestError(f"cache_salt must be a text, got {salt!r}: leave it out to share with everybody")
 
 
 @dataclass(frozen=True, slots=True)
