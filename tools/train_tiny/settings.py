@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from deepinfer.model.config import EngramHashConfig
 from deepinfer.model.engram_hash import compress_token_ids, primes
-from deepinfer.model.tiny import COMMON, V41
+from deepinfer.model.tiny import COMMON, V41, quantisation
 
 VOCAB_SIZE = 4096
 BOS, EOS, PAD = 0, 1, 2
@@ -92,9 +92,7 @@ def demo_config(tokenizer: Tokenizer, *, small: bool = False, quantised: bool = 
         "pad_token_id": PAD,
     }
     if quantised:
-        formats = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
-        config["quantization_config"] = {**formats, "weight_block_size": [32, 32], "expert_dtype": "fp4"}
-        config["expert_dtype"] = "fp4"
+        config |= quantisation(32)
     return {**config, "text_config": text}
 
 

@@ -115,11 +115,23 @@ V4: dict[str, Any] = {
 }
 
 
+def quantisation(block: int) -> dict[str, Any]:
+    """What config.json says of FP8 weights in square blocks and of FP4 experts."""
+    formats: dict[str, Any] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [block, block],
+        "expert_dtype": "fp4",
+    }
+    return {"quantization_config": formats, "expert_dtype": "fp4"}
+
+
 def tiny_config(family: Family = "deepseek_v41", *, quantised: bool = True) -> dict[str, Any]:
     """Return the config.json of a tiny model as a JSON object; `quantised=False` means BF16 weights throughout."""
     tokenizer = make_tokenizer()
     block = 32 if family == "deepseek_v41" else 128
-    quant = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
     config: dict[str, Any] = {
         "model_type": family,
         "dtype": "bfloat16",
@@ -128,10 +140,7 @@ def tiny_config(family: Family = "deepseek_v41", *, quantised: bool = True) -> d
         "pad_token_id": 2,
     }
     if quantised:
-        config |= {
-            "quantization_config": {**quant, "weight_block_size": [block, block], "expert_dtype": "fp4"},
-            "expert_dtype": "fp4",
-        }
+        config |= quantisation(block)
     if family == "deepseek_v4":
         return {"architectures": ["DeepseekV4ForCausalLM"], **config, **COMMON, **V4}
     text = {**COMMON, **V41, "dspark_noise_token_id": tokenizer.token_to_id(SYSTEM_TOKEN), **_engram_sizes(tokenizer)}
