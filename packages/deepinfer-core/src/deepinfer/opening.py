@@ -4,6 +4,8 @@ Joining them with prompts and completions is `llm.py`'s.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,8 +96,27 @@ def load_engine(
 
     Raises ConfigError when the device has too little memory for all of it.
     """
+    choose = accelerator.deterministic_ops if config.deterministic else accelerator.ops
+    ops = choose(config.precision)
+    _log.info("%s", start_line(accelerator, ops, shapes_of(checkpoint.config)))
+    drafter = find_drafter(options.draft, checkpoint.config)
+    with _memory_explained(config, checkpoint, accelerator):
+        weights = Weights(checkpoint, ops, accelerator, progress)
+        model = DeepSeek(checkpoint.config, weights, ops)
+        drafting = None
+        if drafter is not None:
+            mode: DraftMode = "on" if options.draft == "on" else "auto"
+            drafting = Drafting(DraftStages(model, weights), drafter, options.draft_rule, mode)
+        weights.check_only(NOT_LOADED if drafting else (*NOT_LOADED, "mtp."))
+        weights.finish()
+        return Engine(config, checkpoint.config, model, ops, accelerator, checkpoint.tokenizer, drafting=drafting)
+
+
+@contextmanager
+def _memory_explained(config: EngineConfig, checkpoint: Checkpoint, accelerator: Accelerator) -> Iterator[None]:
+    """Say what takes the memory and what to change, as ConfigError, where the device has too little."""
     try:
-        return _load(config, checkpoint, accelerator, options, progress)
+        yield
     except torch.OutOfMemoryError as error:
         free, total = accelerator.memory()
         weights = make_plan(checkpoint.folder).device_bytes
@@ -111,25 +132,3 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     layout = cache_layout(checkpoint.config, config.precision)
     states = config.max_num_seqs * layout.state_bytes + config.snapshots * layout.snapshot_bytes
     return config.blocks * layout.block_bytes + config.window_blocks * layout.window_block_bytes + states
-
-
-def _load(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    accelerator: Accelerator,
-    options: EngineOptions,
-    progress: LoadingProgress | None,
-) -> Engine:
-    choose = accelerator.deterministic_ops if config.deterministic else accelerator.ops
-    ops = choose(config.precision)
-    _log.info("%s", start_line(accelerator, ops, shapes_of(checkpoint.config)))
-    drafter = find_drafter(options.draft, checkpoint.config)
-    weights = Weights(checkpoint, ops, accelerator, progress)
-    model = DeepSeek(checkpoint.config, weights, ops)
-    drafting = None
-    if drafter is not None:
-        mode: DraftMode = "on" if options.draft == "on" else "auto"
-        drafting = Drafting(DraftStages(model, weights), drafter, options.draft_rule, mode)
-    weights.check_only(NOT_LOADED if drafting else (*NOT_LOADED, "mtp."))
-    weights.finish()
-    return Engine(config, checkpoint.config, model, ops, accelerator, checkpoint.tokenizer, drafting=drafting)
